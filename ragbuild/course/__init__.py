@@ -1,0 +1,1 @@
+"""Running the notebooks as a build, and the report about a run."""

@@ -1,0 +1,1 @@
+"""Search structures: one lexical index, one dense index, and the versions that hold them."""

@@ -1,0 +1,1 @@
+"""What is made once from documents: dictionary, parsed text, chunks, prompt."""

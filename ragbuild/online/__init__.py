@@ -1,0 +1,1 @@
+"""One question's way to an answer: rewrite, route, retrieve, rerank, generate."""
