@@ -160,6 +160,10 @@ class LLMConfig(Section):
     retries: int = Field(3, ge=0, le=10)
 
 
+class CourseConfig(Section):
+    solutions: bool = False  # run the solutions of the notebooks' exercises too
+
+
 class Config(Section):
     """The whole configuration, passed explicitly; see `config/default_config.yaml` for what each key means."""
 
@@ -179,6 +183,7 @@ class Config(Section):
     rerank: RerankConfig = RerankConfig()
     generate: GenerateConfig = GenerateConfig()
     llm: LLMConfig = LLMConfig()
+    course: CourseConfig = CourseConfig()
 
     def digest(self, sections: Iterable[str] | None = None) -> str:
         """Hash of the named sections (all when None), stable across machines."""

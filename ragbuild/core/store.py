@@ -102,6 +102,20 @@ def read_records(path: str | Path, model: type[R]) -> list[R]:
     return out
 
 
+def iter_records(path: str | Path, model: type[R]) -> Iterator[R]:
+    """The records of a file that `write_records` wrote, one at a time, so that a large file is never held whole."""
+    with open(path, encoding="utf-8") as handle:
+        for line in handle:
+            row = line.strip().rstrip(",")
+            if row not in ("[", "]", "[]", ""):
+                try:
+                    yield model.model_validate_json(row)
+                except ValidationError as error:
+                    raise InputRefused(
+                        f"{path}: a row is not a valid {model.__name__}: {error.errors()[0]['msg']}"
+                    ) from None
+
+
 def _plain(data: Any) -> Any:
     if isinstance(data, BaseModel):
         return data.model_dump(mode="json")
@@ -146,9 +160,7 @@ def read_csv(path: str | Path, required: Sequence[str] = ()) -> list[dict[str, s
     missing = [c for c in required if c not in (reader.fieldnames or ())]
     if missing:
         raise InputRefused(f"{path} lacks the column(s) {', '.join(missing)}; it has {reader.fieldnames}")
-    return [
-        {k: _no_formula(v or "", undo=True).strip() for k, v in row.items() if k is not None} for row in reader
-    ]
+    return [{k: _no_formula(v or "", undo=True).strip() for k, v in row.items() if k is not None} for row in reader]
 
 
 def _no_formula(value: Any, undo: bool = False) -> str:

@@ -48,8 +48,8 @@ def language_of(text: str) -> str:
 
 # A sentence ends after 。！？ (with closing quotes), or after . ! ? when white space and no small letter follow.
 _SENTENCE_END = re.compile(
-    r"[。！？；]+[”’」』）)\"']*|(?<![A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\bNo)(?<!\bFig)(?<!\bvs)(?<!\bSt)(?<!\bapprox)"
-    r"[.!?]+[\"')\]]*(?=\s+(?![a-z])|$)"
+    r"[。！？；]+[”’」』）)\"']*|(?<!\b[A-Z])(?<![.!?])(?<!\be\.g)(?<!\bi\.e)(?<!\bNo)(?<!\bFig)(?<!\bvs)(?<!\bSt)"
+    r"(?<!\bapprox)[.!?]+[\"')\]]*(?=\s+(?![a-z])|$)"
 )
 
 
@@ -174,7 +174,7 @@ class WordTokenizer:
 
     def _cut(self, run: str) -> list[str]:
         if self._jieba is None:
-            self._jieba = _jieba_tokenizer(tuple(dict.fromkeys(self._han_terms)))
+            self._jieba = jieba_tokenizer(tuple(dict.fromkeys(self._han_terms)))
         return self._jieba.lcut_for_search(run)
 
     def _words(self, text: str) -> list[tuple[str, list[str], bool]]:
@@ -208,7 +208,8 @@ class WordTokenizer:
 
 
 @lru_cache(maxsize=8)
-def _jieba_tokenizer(terms: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def jieba_tokenizer(terms: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
+    """An own ``jieba.Tokenizer`` that knows `terms`; one is kept for each set of terms. Never the global one."""
     import logging
 
     import jieba

@@ -65,7 +65,9 @@ class USEEmbedder:
         blocks = [order[i : i + self._BLOCK] for i in range(0, len(order), self._BLOCK)]
         out = np.empty((len(texts), self.dim), np.float32)
         with _pool(self._processes) as pool:
-            for block, vectors in zip(blocks, pool.map(_use_encode, [[texts[i] for i in b] for b in blocks]), strict=True):
+            for block, vectors in zip(
+                blocks, pool.map(_use_encode, [[texts[i] for i in b] for b in blocks]), strict=True
+            ):
                 out[block] = vectors
         return out
 
@@ -126,7 +128,7 @@ class SentenceTransformerEmbedder:
         except (OSError, ValueError) as error:
             raise MissingResource(_no_model("embedder", name, error)) from error
         self._config = config
-        self.dim = int(self._model.get_sentence_embedding_dimension() or 0)
+        self.dim = int(self._model.get_embedding_dimension() or 0)
         self.max_tokens = self._model.max_seq_length
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
@@ -139,7 +141,11 @@ class SentenceTransformerEmbedder:
         if not texts:
             return np.zeros((0, self.dim), np.float32)
         vectors = self._model.encode(
-            list(texts), batch_size=self._config.batch_size, prompt=prompt, convert_to_numpy=True, show_progress_bar=False
+            list(texts),
+            batch_size=self._config.batch_size,
+            prompt=prompt,
+            convert_to_numpy=True,
+            show_progress_bar=False,
         )
         return unit(vectors)
 
@@ -171,7 +177,11 @@ class BGEM3Embedder:
         if not texts:
             return np.zeros((0, self.dim), np.float32)
         out = self._model.encode(
-            list(texts), batch_size=self._config.batch_size, return_dense=True, return_sparse=False, return_colbert_vecs=False
+            list(texts),
+            batch_size=self._config.batch_size,
+            return_dense=True,
+            return_sparse=False,
+            return_colbert_vecs=False,
         )
         return unit(out["dense_vecs"])
 

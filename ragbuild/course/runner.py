@@ -1,0 +1,367 @@
+"""The build: the course's notebooks, run headless by papermill, each reused when nothing it depends on has changed.
+
+A step's hash covers its notebook, the files it reads, the configuration it declares, and the package modules it
+imports. Runs live in ``outputs/<corpus>-<profile>-NNN``: a build that changes something starts from hard links of the
+last complete run, so that run stays whole until the new one has passed; then ``outputs/latest`` moves.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ragbuild import __version__
+from ragbuild.core.config import Config
+from ragbuild.core.errors import EXIT_CODES, RagbuildError, StepFailed, UsageError, WorkspaceLocked
+from ragbuild.core.store import Workspace, hash_path, read_json, repository, sha256, write_json, write_text
+from ragbuild.course.step import StepSpec, input_paths
+
+Status = Literal["done", "reused", "failed", "not run"]
+
+
+@dataclass
+class StepResult:
+    """What happened to one step; `made` is the notebook's own line."""
+
+    name: str
+    status: Status
+    seconds: float = 0.0
+    made: str = ""
+    hash: str = ""
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class BuildResult:
+    run: Path
+    steps: list[StepResult]
+    complete: bool
+    error: RagbuildError | None = None
+    is_latest: bool = False
+
+
+def notebooks(folder: Path | None = None) -> list[StepSpec]:
+    """The course's steps in the order of their numbers; found by glob, so that none can be forgotten."""
+    folder = folder or repository() / "notebooks"
+    return [StepSpec.read(p) for p in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
+
+
+def select(
+    specs: Sequence[StepSpec], only: Sequence[str] = (), start: str = "", skip: Sequence[str] = ()
+) -> list[StepSpec]:
+    """The steps that the command line names, by number or name."""
+
+    def find(key: str) -> StepSpec:
+        found = [s for s in specs if s.name == key or s.name.split("_")[0] == key]
+        if not found:
+            raise UsageError(f"no notebook '{key}'; there are: {', '.join(s.name for s in specs)}")
+        return found[0]
+
+    chosen = [find(k) for k in only] if only else list(specs)
+    if start:
+        first = specs.index(find(start))
+        chosen = [s for s in chosen if specs.index(s) >= first]
+    dropped = {find(k).name for k in skip}
+    return [s for s in specs if s in chosen and s.name not in dropped]
+
+
+# --- what a step depends on -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=512)
+def _imports(path: Path, mtime: int) -> frozenset[str]:
+    """Names of ragbuild modules that a Python file imports anywhere, functions included."""
+    return _imported(path.read_text(encoding="utf-8"))
+
+
+def _imported(source: str) -> frozenset[str]:
+    out: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            out.update(a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            out.update({node.module, *(f"{node.module}.{a.name}" for a in node.names)})
+    return frozenset(name for name in out if name.split(".")[0] == "ragbuild")
+
+
+def module_files(source: str) -> list[Path]:
+    """Files of the package that this code depends on, through all imports, sorted."""
+    package = Path(__file__).resolve().parents[1]
+    todo, files = set(_imported(source)), {package / "__init__.py"}
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        base = package.joinpath(*name.split(".")[1:])
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                files.add(file)
+                todo |= set(_imports(file, file.stat().st_mtime_ns)) - seen
+    return sorted(files)
+
+
+def notebook_source(path: Path) -> tuple[str, str]:
+    """(code to analyse, all that counts for the hash: cell sources and the declaration)."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    cells = [(c["cell_type"], "".join(c["source"])) for c in data["cells"]]
+    code = "\n".join(re.sub(r"^[%!].*$", "", text, flags=re.MULTILINE) for kind, text in cells if kind == "code")
+    return code, json.dumps([cells, data["metadata"].get("ragbuild")], sort_keys=True)
+
+
+def step_hash(spec: StepSpec, workspace: Workspace, config: Config) -> str:
+    """Hash of everything the step depends on, except what it writes itself."""
+    code, content = notebook_source(spec.path)
+    inputs = input_paths(config) if any(r.startswith("input:") for r in spec.reads) else {}
+    parts = [content, __version__, config.digest((*spec.config, "profile", "seed", "course"))]
+    for name in sorted(set(spec.reads) - set(spec.writes)):
+        path = inputs.get(name.removeprefix("input:")) if name.startswith("input:") else workspace.path(name)
+        parts.append(f"{name}={fingerprint(path) if path else 'none'}")
+    parts += [hash_path(f) for f in module_files(code)]
+    return sha256("\n".join(parts))
+
+
+def fingerprint(path: Path) -> str:
+    """Hash of a file or folder; of an index folder, the manifest of the version in use (it names the rest by hash)."""
+    current = path / "CURRENT"
+    if path.is_dir() and current.is_file():
+        return sha256(current.read_text() + hash_path(path / current.read_text().strip() / "version.json"))
+    return hash_path(path)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def run_name(config: Config) -> str:
+    corpus = input_paths(config)["corpus"]
+    stem = corpus.name if corpus else "corpus"
+    stem = "sample" if corpus == (repository() / "data" / "corpus") else stem
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-').lower() or 'corpus'}-{config.profile}"
+
+
+def runs_of(name: str, outputs: Path) -> list[Path]:
+    return sorted(p for p in outputs.glob(f"{name}-[0-9][0-9][0-9]") if p.is_dir() and not p.is_symlink())
+
+
+def manifest_of(run: Path) -> dict[str, Any]:
+    path = run / "manifest.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None, fresh: bool, outputs: Path) -> Path:
+    """The folder to build in: the one named, the last run when it can go on or is unchanged, else a new one."""
+    if out is not None:
+        run = Path(out)
+        if fresh and run.exists():
+            if not (run / "manifest.json").is_file():
+                raise UsageError(
+                    f"--fresh would remove {run}, which is no ragbuild workspace (it has no manifest.json)"
+                )
+            shutil.rmtree(run)
+        return run
+    name = run_name(config)
+    existing = runs_of(name, outputs)
+    last = existing[-1] if existing else None
+    if last is not None and not fresh:
+        if not manifest_of(last).get("complete"):
+            return last  # go on where it stopped
+        if all(_fresh_enough(s, Workspace(last), config) for s in specs):
+            return last
+    new = outputs / f"{name}-{int(last.name[-3:]) + 1 if last else 1:03d}"
+    if last is None or fresh:
+        new.mkdir(parents=True)
+    else:
+        shutil.copytree(last, new, copy_function=_link, ignore=shutil.ignore_patterns(".lock*", "*.tmp"))
+    return new
+
+
+def _link(source: str, target: str) -> None:
+    """Hard link where the file system allows it: files of a run are replaced, never written in place."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _fresh_enough(spec: StepSpec, workspace: Workspace, config: Config) -> bool:
+    record = manifest_of(workspace.root).get("steps", {}).get(spec.name, {})
+    if record.get("status") not in ("done", "reused") or record.get("hash") != step_hash(spec, workspace, config):
+        return False
+    return all(fingerprint(workspace.path(p)) == value for p, value in record["outputs"].items())
+
+
+def lock(run: Path):  # type: ignore[no-untyped-def]
+    """The workspace's lock, held for one writer. Raises WorkspaceLocked (exit 6) at once when another holds it."""
+    from filelock import FileLock, Timeout
+
+    run.mkdir(parents=True, exist_ok=True)
+    handle = FileLock(run / ".lock")
+    try:
+        handle.acquire(timeout=0)
+    except Timeout:
+        holder = run / ".lock.holder"
+        who = holder.read_text() if holder.is_file() else "another process"
+        raise WorkspaceLocked(
+            f"{run} is being written by {who}. Wait for it to end, or build elsewhere with --out."
+        ) from None
+    write_text(run / ".lock.holder", f"process {os.getpid()} on {os.uname().nodename} since {_now()}")
+    return handle
+
+
+def build(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    only: Sequence[str] = (),
+    start: str = "",
+    skip: Sequence[str] = (),
+    fresh: bool = False,
+    on_step: Callable[[int, int, StepResult | str], None] | None = None,
+    outputs: Path | None = None,
+    folder: Path | None = None,
+) -> BuildResult:
+    """Run the selected steps in a run folder; see the module's docstring.
+
+    `on_step(done, total, name or result)` is told before and after each step. A failing step stops the build; the
+    result names the notebook, the cell, the error and the kept output notebook, with the exit code of its class.
+    """
+    outputs = outputs or repository() / "outputs"
+    specs = notebooks(folder)
+    chosen = select(specs, only, start, skip)
+    corpus = input_paths(config)["corpus"]
+    if corpus is None or not corpus.is_dir():
+        raise UsageError(f"the corpus folder {corpus} is not there; --corpus takes a folder of documents")
+    run = choose_run(config, chosen, out, fresh, outputs)
+    with lock(run):
+        result = _run_steps(run, specs, chosen, config, on_step)
+        if result.complete and out is None:
+            _point_latest(outputs, run)
+            result.is_latest = True
+    return result
+
+
+def _run_steps(
+    run: Path, specs: Sequence[StepSpec], chosen: Sequence[StepSpec], config: Config,
+    on_step: Callable[[int, int, StepResult | str], None] | None,
+) -> BuildResult:  # fmt: skip
+    workspace, results = Workspace(run), []
+    manifest = {
+        "ragbuild": __version__,
+        "started": _now(),
+        "complete": False,
+        "steps": manifest_of(run).get("steps", {}),
+    }
+    _prune_steps(manifest["steps"], specs)
+    write_text(run / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), allow_unicode=True, sort_keys=False))
+    error: RagbuildError | None = None
+    for number, spec in enumerate(chosen):
+        if error is not None:
+            results.append(StepResult(spec.name, "not run"))
+            continue
+        if on_step:
+            on_step(number, len(chosen), spec.name)
+        if _fresh_enough(spec, workspace, config):
+            old = manifest["steps"][spec.name]
+            result = StepResult(spec.name, "reused", 0.0, old["made"], old["hash"], old["outputs"])
+        else:
+            result, error = _run_step(spec, workspace, config)
+        results.append(result)
+        manifest["steps"][spec.name] = {**result.__dict__, "finished": _now()}
+        write_json(run / "manifest.json", manifest)
+        if on_step:
+            on_step(number + 1, len(chosen), result)
+    complete = error is None and all(_fresh_enough(s, workspace, config) for s in specs)
+    write_json(run / "manifest.json", {**manifest, "complete": complete, "finished": _now()})
+    return BuildResult(run, results, complete, error)
+
+
+def _prune_steps(steps: dict[str, Any], specs: Sequence[StepSpec]) -> None:
+    for name in set(steps) - {s.name for s in specs}:
+        del steps[name]
+
+
+def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[StepResult, RagbuildError | None]:
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    target = workspace.path(f"notebooks/{spec.path.name}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)  # papermill writes in place, and the file may be linked to an earlier run
+    for figure in workspace.path("figures").glob(f"{spec.name}_*.png"):
+        figure.unlink()
+    start = time.perf_counter()
+    before = step_hash(spec, workspace, config)
+    error: RagbuildError | None = None
+    try:
+        papermill.execute_notebook(
+            str(spec.path), str(target), parameters={"run_dir": str(workspace.root.resolve()), "overrides": {}},
+            kernel_name="python3", progress_bar=False, cwd=str(repository()), log_output=False,
+        )  # fmt: skip
+    except PapermillExecutionError as failure:
+        error = _failure(spec, target, failure)
+    except Exception as failure:  # the kernel died, or the notebook is no notebook
+        error = StepFailed(f"{spec.path.name}: {type(failure).__name__}: {failure}\n  kept: {target}")
+    seconds = round(time.perf_counter() - start, 2)
+    if error is not None:
+        return StepResult(spec.name, "failed", seconds, str(error).splitlines()[0]), error
+    made = workspace.path(f"reports/steps/{spec.name}.json")
+    line = read_json(made)["made"] if made.is_file() else ""
+    missing = [w for w in spec.writes if not workspace.exists(w)]
+    if missing:
+        error = StepFailed(f"{spec.path.name} ended without writing {', '.join(missing)}, which it declares")
+        return StepResult(spec.name, "failed", seconds, str(error)), error
+    outputs = {w: fingerprint(workspace.path(w)) for w in spec.writes}
+    return StepResult(spec.name, "done", seconds, line, before, outputs), None
+
+
+def _failure(spec: StepSpec, target: Path, failure: Any) -> RagbuildError:
+    """The notebook, cell, error and kept output, as an error with the exit code of the class that was raised."""
+    name = str(failure.ename).rsplit(".", 1)[-1]
+    message = (
+        f"{spec.path.name}, cell {failure.exec_count or failure.cell_index}: {name}: {failure.evalue}\n"
+        f"  kept: {target} (open it to see the cell and its traceback)"
+    )
+    cls = next((c for c in _error_classes() if c.__name__ == name), StepFailed)
+    return cls(message)
+
+
+def _error_classes() -> list[type[RagbuildError]]:
+    from ragbuild.core import errors
+
+    return [getattr(errors, name) for name in EXIT_CODES]
+
+
+def _point_latest(outputs: Path, run: Path) -> None:
+    """Move ``outputs/latest`` in one rename."""
+    link, temporary = outputs / "latest", outputs / f".latest-{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(run, outputs), target_is_directory=True)
+    os.replace(temporary, link)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def summary(result: BuildResult) -> dict[str, Any]:
+    """The build as plain data, for ``--json``."""
+    steps: list[Mapping[str, Any]] = [
+        {"step": s.name, "status": s.status, "seconds": s.seconds, "made": s.made} for s in result.steps
+    ]
+    return {
+        "run": str(result.run), "complete": result.complete, "latest": result.is_latest, "steps": steps,
+        "report": str(result.run / "report.html"), "error": str(result.error) if result.error else None,
+    }  # fmt: skip

@@ -1,0 +1,106 @@
+"""The dense index: FAISS over segments of unit vectors that are memory-mapped and never rewritten.
+
+Flat (exact) search reads the mapped file directly, without a copy in memory; above `hnsw_above` vectors a segment has
+an HNSW graph beside it. A filter that lets through less than a tenth searches the allowed rows exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ragbuild.index.lexical import best
+
+SELECTIVE = 0.1
+
+
+class DenseIndex:
+    """Cosine (inner product of unit vectors) over the concatenation of `segments`, each (n, dim) float32."""
+
+    def __init__(self, segments: Sequence[np.ndarray], id_rank: np.ndarray, graphs: Sequence[Path | None] = ()) -> None:
+        self._segments = [s for s in segments if len(s)]
+        self._id_rank = id_rank
+        self._offsets = np.cumsum([0] + [len(s) for s in self._segments])
+        self._graphs = [_read_graph(g) for g in graphs] if graphs else [None] * len(self._segments)
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def search(self, query: np.ndarray, k: int, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and cosines of the k nearest to one unit vector (dim,), by (-cosine, id).
+
+        `allowed`: bool (n,) or None for all rows.
+        """
+        if not len(self) or k < 1:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        if allowed is not None and allowed.sum() < SELECTIVE * len(self):
+            rows = np.flatnonzero(allowed)
+            return best(rows, self.score(query, rows), k, self._id_rank)
+        found = [
+            self._search_segment(i, query, k + 8, None if allowed is None else allowed[start : start + len(segment)])
+            for i, (segment, start) in enumerate(zip(self._segments, self._offsets, strict=False))
+        ]
+        rows = np.concatenate([rows + start for (rows, _), start in zip(found, self._offsets, strict=False)])
+        return best(rows, np.concatenate([scores for _, scores in found]), k, self._id_rank)
+
+    def score(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Cosines of `query` (dim,) with the given rows, in their order."""
+        return self.vectors(rows) @ np.asarray(query, np.float32)
+
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """Vectors of the given rows, float32 (n, dim)."""
+        rows = np.asarray(rows, np.int64)
+        if len(self._segments) == 1:
+            return np.asarray(self._segments[0][rows])
+        out = np.empty((len(rows), self._segments[0].shape[1] if self._segments else 0), np.float32)
+        place = np.searchsorted(self._offsets, rows, side="right") - 1
+        for i in np.unique(place):
+            mine = place == i
+            out[mine] = self._segments[i][rows[mine] - self._offsets[i]]
+        return out
+
+    def _search_segment(
+        self, i: int, query: np.ndarray, k: int, allowed: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        import faiss
+
+        vectors, graph = self._segments[i], self._graphs[i]
+        query = np.ascontiguousarray(query, np.float32).reshape(1, -1)
+        k = min(k, len(vectors) if allowed is None else int(allowed.sum()))
+        if k == 0:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        # the selector path computes distances row by row: for one query that is faster than a matrix product
+        bits = np.packbits(np.ones(len(vectors), bool) if allowed is None else allowed, bitorder="little")
+        selector = faiss.IDSelectorBitmap(bits)
+        if graph is not None:
+            scores, rows = graph.search(
+                query, k, params=faiss.SearchParametersHNSW(sel=selector, efSearch=max(64, 2 * k))
+            )
+        else:
+            scores, rows = np.empty((1, k), np.float32), np.empty((1, k), np.int64)
+            faiss.knn_inner_product(
+                faiss.swig_ptr(query), faiss.swig_ptr(vectors), vectors.shape[1], 1, len(vectors), k,
+                faiss.swig_ptr(scores), faiss.swig_ptr(rows), selector,
+            )  # fmt: skip
+        valid = rows[0] >= 0
+        return rows[0][valid], scores[0][valid]
+
+
+def build_graph(vectors: np.ndarray, path: Path, m: int) -> None:
+    """Write an HNSW graph (M links a node) over `vectors` to `path`."""
+    import faiss
+
+    index = faiss.IndexHNSWFlat(vectors.shape[1], m, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = 100
+    index.add(np.ascontiguousarray(vectors))
+    faiss.write_index(index, str(path))
+
+
+def _read_graph(path: Path | None):  # type: ignore[no-untyped-def]
+    if path is None:
+        return None
+    import faiss
+
+    return faiss.read_index(str(path))

@@ -1,0 +1,97 @@
+"""A segment: chunk records in Arrow columns (memory-mapped), the children's tokens, and their vectors.
+
+Written once by streaming and never changed. `Chunk` objects are made for hits only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ragbuild.core.records import Chunk
+
+_TEXT, _LIST = pa.string(), pa.list_(pa.string())
+_COLUMNS: dict[str, pa.DataType] = {
+    "chunk_id": _TEXT, "parent_id": _TEXT, "child_ids": _LIST, "chapter": _TEXT, "section": _TEXT, "breadcrumb": _TEXT,
+    "page": pa.int32(), "page_end": pa.int32(), "tag": _LIST, "content": _TEXT, "span": pa.list_(pa.int64(), 2),
+    "n_tokens": pa.int32(), "image_ids": _LIST, "doc_id": _TEXT, "doc_version": _TEXT, "product_model": _LIST,
+    "kb": _TEXT, "doc_type": _TEXT, "status": _TEXT, "effective_date": _TEXT, "doc_source": _TEXT, "language": _TEXT,
+    "table_header": _TEXT,
+}  # fmt: skip
+_CHILD_ONLY = {"uid": pa.int64(), "parent_row": pa.int32(), "tokens": _LIST}
+
+
+class SegmentWriter:
+    """Streams parents, children with tokens, and vectors into a folder; `close` makes them whole."""
+
+    def __init__(self, folder: Path, first_uid: int) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.n_children, self.n_parents, self.n_tokens = folder, 0, 0, 0
+        self._first_uid = first_uid
+        self._parent_row: dict[str, int] = {}
+        self._parents_schema = pa.schema(list(_COLUMNS.items()))
+        self._children_schema = pa.schema([*_COLUMNS.items(), *_CHILD_ONLY.items()])
+        self._parents = pa.ipc.new_file(str(folder / "parents.arrow"), self._parents_schema)
+        self._children = pa.ipc.new_file(str(folder / "children.arrow"), self._children_schema)
+        self._vectors = (folder / "vectors.f32").open("wb")
+
+    def add_parents(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self._parent_row[chunk.chunk_id] = self.n_parents
+            self.n_parents += 1
+        self._parents.write_batch(_batch(chunks, self._parents_schema))
+
+    def add_children(self, chunks: Sequence[Chunk], tokens: Sequence[Sequence[str]], vectors: np.ndarray) -> None:
+        """`vectors`: (n, dim) float32. The parents must have been added before; then they are forgotten."""
+        extra = {
+            "uid": [self._first_uid + self.n_children + i for i in range(len(chunks))],
+            "parent_row": [self._parent_row[str(c.parent_id)] for c in chunks],
+            "tokens": [list(t) for t in tokens],
+        }
+        self._children.write_batch(_batch(chunks, self._children_schema, extra))
+        self._vectors.write(np.ascontiguousarray(vectors, np.float32).tobytes())
+        self.n_children += len(chunks)
+        self.n_tokens += sum(map(len, tokens))
+        last = chunks[-1].parent_id
+        self._parent_row = {k: v for k, v in self._parent_row.items() if k == last}
+
+    def close(self) -> None:
+        self._parents.close()
+        self._children.close()
+        self._vectors.close()
+
+
+def _batch(chunks: Sequence[Chunk], schema: pa.Schema, extra: dict[str, list[Any]] | None = None) -> pa.RecordBatch:
+    columns: dict[str, list[Any]] = {name: [getattr(c, name) for c in chunks] for name in _COLUMNS}
+    columns.update(extra or {})
+    return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+
+
+class Segment:
+    """A written segment, opened without reading it: Arrow tables and vectors are memory-mapped."""
+
+    def __init__(self, folder: Path, dim: int) -> None:
+        self.folder = folder
+        self.parents = _open(folder / "parents.arrow")
+        self.children = _open(folder / "children.arrow")
+        shape = (self.children.num_rows, dim)
+        path = folder / "vectors.f32"
+        self.vectors = np.memmap(path, np.float32, "r", shape=shape) if shape[0] else np.zeros(shape, np.float32)
+        graph = folder / "hnsw.faiss"
+        self.graph = graph if graph.is_file() else None
+
+
+def _open(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def chunks_from(table: pa.Table, rows: np.ndarray) -> list[Chunk]:
+    """`Chunk` objects of the given rows, in their order."""
+    names = list(_COLUMNS)
+    taken = table.select(names).take(pa.array(np.asarray(rows, np.int64)))
+    return [Chunk.model_validate({**row, "span": tuple(row["span"])}) for row in taken.to_pylist()]

@@ -1,0 +1,146 @@
+"""What stands on a PDF page, line by line, with the geometry and the font that the layout rules need (pypdfium2)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragbuild.core.text import HAN
+
+_MONO = re.compile(r"mono|courier|consol|menlo|typewriter|cmtt", re.I)
+_BOLD = re.compile(r"bold|black|heavy|semib|medi(?!um)|cmbx|-fbd", re.I)
+_LIGATURES = {c: s for c, s in zip("\ufb00\ufb01\ufb02\ufb03\ufb04", ("ff", "fi", "fl", "ffi", "ffl"), strict=True)}
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in points, y upwards, as the reader sees the page
+
+
+@dataclass
+class Line:
+    """A run of text on one base line. `size` in points; a wide gap on the same base line begins another Line."""
+
+    box: Box
+    size: float
+    bold: bool
+    mono: bool
+    text: str
+
+
+def page_lines(page: Any) -> list[Line]:
+    """The lines of a page in the order of its content stream."""
+    import pypdfium2.raw as raw
+
+    text_page = page.get_textpage()
+    turned, (width, height) = page.get_rotation(), page.get_mediabox()[2:]
+    turn = {
+        90: lambda b: (b[1], width - b[2], b[3], width - b[0]),
+        180: lambda b: (width - b[2], height - b[3], width - b[0], height - b[1]),
+        270: lambda b: (height - b[3], b[0], height - b[1], b[2]),
+    }.get(turned, lambda b: b)
+    runs: list[list[tuple[int, str, Box]]] = [[]]
+    rect = raw.FS_RECTF()
+    for i in range(text_page.count_chars()):
+        char = chr(raw.FPDFText_GetUnicode(text_page, i))
+        if char in "\r\n" or not raw.FPDFText_GetLooseCharBox(text_page, i, rect):
+            if char in "\r\n":
+                runs.append([])
+            continue
+        box = turn((rect.left, rect.bottom, rect.right, rect.top))
+        if runs[-1] and not char.isspace():
+            last = runs[-1][-1][2]
+            size = max(last[3] - last[1], box[3] - box[1], 1)
+            if box[0] - last[2] > 1.2 * size or box[2] < last[0] or abs(box[1] - last[1]) > 0.7 * size:
+                runs.append([])
+        if not char.isspace() or runs[-1]:
+            runs[-1].append((i, char, box if not char.isspace() or not runs[-1] else runs[-1][-1][2]))
+    lines = []
+    for run in runs:
+        text = "".join(_LIGATURES.get(char, char) for _, char, _ in run)
+        text = re.sub("^[\x02\ue000-\uf8ff\ufffd]", "• ", text)  # a bullet of a symbol font
+        text = re.sub("[\x02\ufffe\xad](?=\\s*$)", "-", text)  # a hyphen at the line's end
+        text = re.sub("[\x00-\x1f\ue000-\uf8ff\ufffe\ufffd\xad\u200b]", "", text.replace("\xa0", " "))
+        text = re.sub(" {2,}", " ", text).strip()
+        seen = [(i, box) for i, char, box in run if not char.isspace()]
+        if not text or not seen:
+            continue
+        fonts = [_font(text_page, i, raw) for i in {seen[0][0], seen[len(seen) // 2][0], seen[-1][0]}]
+        box = (
+            min(b[0] for _, b in seen),
+            min(b[1] for _, b in seen),
+            max(b[2] for _, b in seen),
+            max(b[3] for _, b in seen),
+        )
+        sizes, bold, mono = zip(*fonts, strict=True)
+        lines.append(Line(box, round(max(sizes), 1), all(bold), all(mono), text))
+    return lines
+
+
+def _font(text_page: Any, index: int, raw: Any) -> tuple[float, bool, bool]:
+    name, flags, matrix = ctypes.create_string_buffer(128), ctypes.c_int(), raw.FS_MATRIX()
+    length = raw.FPDFText_GetFontInfo(text_page, index, name, 128, flags)
+    font = name.raw[: max(min(length, 128) - 1, 0)].decode("utf-8", "replace")
+    scale = math.hypot(matrix.c, matrix.d) if raw.FPDFText_GetMatrix(text_page, index, matrix) else 1.0
+    bold = bool(_BOLD.search(font)) or raw.FPDFText_GetFontWeight(text_page, index) >= 600
+    return (
+        raw.FPDFText_GetFontSize(text_page, index) * (scale or 1.0),
+        bold,
+        bool(_MONO.search(font)) or bool(flags.value & 1),
+    )
+
+
+def inside(line: Line, box: Box, margin: float = 2.0) -> bool:
+    """Whether the middle of the line lies in the box."""
+    x, y = (line.box[0] + line.box[2]) / 2, (line.box[1] + line.box[3]) / 2
+    return box[0] - margin <= x <= box[2] + margin and box[1] - margin <= y <= box[3] + margin
+
+
+def union(boxes: Iterable[Box]) -> Box:
+    x0, y0, x1, y1 = zip(*boxes, strict=True)
+    return min(x0), min(y0), max(x1), max(y1)
+
+
+def rows(lines: Sequence[Line]) -> list[list[Line]]:
+    """Lines on one base line together, from left to right, the rows from top to bottom."""
+    out: list[list[Line]] = []
+    for line in sorted(lines, key=lambda item: -item.box[1]):
+        if out and out[-1][0].box[1] - line.box[1] < 0.45 * max(line.size, out[-1][0].size):
+            out[-1].append(line)
+        else:
+            out.append([line])
+    return [sorted(row, key=lambda item: item.box[0]) for row in out]
+
+
+def merged(row: Sequence[Line]) -> Line:
+    """One line out of those on a base line."""
+    text = " ".join(line.text for line in row)
+    box = union(line.box for line in row)
+    return Line(box, max(line.size for line in row), all(r.bold for r in row), all(r.mono for r in row), text)
+
+
+def join_lines(lines: Sequence[str], words: frozenset[str] = frozenset()) -> str:
+    """Wrapped lines as one: no blank between Han characters, a word hyphenated at a line's end whole again.
+
+    `words` are the document's words in lower case: they tell a hyphen of the word from one of the line break.
+    """
+    out = ""
+    for line in lines:
+        line = line.strip()
+        if not out or not line:
+            out += line
+            continue
+        head, tail = re.search(r"([^\W\d_]+)-$", out), re.match(r"[^\W\d_]+", line)
+        if head and tail and tail.group()[0].islower():
+            whole = (head.group(1) + tail.group()).lower()
+            hyphen = whole not in words and f"{head.group(1)}-{tail.group()}".lower() in words
+            out = (out if hyphen else out[:-1]) + line
+        elif re.search(rf"[{HAN}\u3000-\u303f\uff00-\uffef]$", out) and re.match(
+            rf"[{HAN}\u3000-\u303f\uff00-\uffef“”‘’]", line
+        ):
+            out += line
+        elif re.search(r"\d[-–]$|https?:\S*/$|[（《“]$", out) or re.match(r"[，。；：、）》”]", line):
+            out += line
+        else:
+            out += " " + line
+    return out

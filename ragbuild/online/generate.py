@@ -1,0 +1,262 @@
+"""Generation: parents and the prompt give an answer with citations that point at what they quote.
+
+The offline generator is extractive: it quotes what the parents say and invents nothing. A chat endpoint writes an
+answer from the same parents; its citations are checked against them. Both abstain when the evidence is weak, judged on
+coverage and cosine that are not normalised within the question.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from pydantic import BaseModel
+
+from ragbuild.core.config import GenerateConfig
+from ragbuild.core.errors import RagbuildError
+from ragbuild.core.records import Candidate, Chunk, Citation
+from ragbuild.core.text import language_of
+from ragbuild.index.versions import IndexVersion
+from ragbuild.models.embedders import Embedder
+from ragbuild.models.llm import ChatClient, UnparsedAnswer, parse_json
+from ragbuild.offline.prompts import PromptTemplate, check_citations, citations_in
+from ragbuild.online.passages import Passage, passages, readable
+
+_PROCEDURAL = re.compile(
+    r"\bhow (?:do|to|can|should|does)\b|\bsteps?\b|\bprocedure\b|怎么|怎样|如何|步骤|流程|咋", re.IGNORECASE
+)
+_ENCODED = 32  # passages whose cosine is computed, the best by coverage
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the generator is given: the Top-M children, their parents in order, and the sub-questions."""
+
+    query: str
+    questions: tuple[str, ...]
+    top_m: list[Candidate]
+    parents: list[Chunk]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A generator's output. `text` is empty when it abstains."""
+
+    text: str
+    citations: list[Citation]
+    notes: dict[str, object] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Generator(Protocol):
+    name: str
+    stand_in: bool
+
+    def __call__(self, evidence: Evidence) -> Draft: ...
+
+
+def weak(evidence: Evidence, config: GenerateConfig) -> tuple[bool, dict[str, float]]:
+    """Is the evidence too weak to answer? Both the best coverage and the best cosine must be below their threshold."""
+    coverage = max((c.features["coverage"] for c in evidence.top_m), default=0.0)
+    cosine = max((c.features["cosine"] for c in evidence.top_m), default=-1.0)
+    figures = {"coverage": round(coverage, 4), "cosine": round(cosine, 4)}
+    return coverage < config.abstain_coverage and cosine < config.abstain_cosine, figures
+
+
+def abstention(evidence: Evidence, version: IndexVersion) -> str:
+    """Says, in the question's language, what was looked for and what came nearest."""
+    terms = list(
+        dict.fromkeys(t for q in evidence.questions for t in version.tokenizer(q) if version.lexical.idf(t) == 0)
+    )
+    nearest = evidence.parents[0] if evidence.parents else None
+    place = f"{nearest.breadcrumb} ({nearest.doc_source})" if nearest else ""
+    if language_of(evidence.query) == "zh":
+        missing = f"文档中没有出现：{'、'.join(terms[:6])}。" if terms else ""
+        return f"现有文档不能回答这个问题。查找内容：“{evidence.query[:200]}”。{missing}" + (
+            f"最接近的内容：{place}。" if place else ""
+        )
+    missing = f" No document holds: {', '.join(terms[:6])}." if terms else ""
+    near = f" Nearest: {place}." if place else ""
+    return f"The documents at hand do not answer this. Looked for: “{evidence.query[:200]}”.{missing}{near}"
+
+
+class ExtractiveGenerator:
+    """Quotes the sentences, steps or table rows of the parents that answer; a stand-in for a language model."""
+
+    name, stand_in = "extractive", True
+
+    def __init__(self, version: IndexVersion, embedder: Embedder, config: GenerateConfig) -> None:
+        self.version, self.embedder, self.config = version, embedder, config
+
+    def __call__(self, evidence: Evidence) -> Draft:
+        chosen: list[_Quote] = []
+        for question in evidence.questions:
+            limit = max(1, self.config.max_quotes // len(evidence.questions))
+            chosen += [q for q in self._choose(question, evidence) if not any(q.overlaps(c) for c in chosen)][:limit]
+        if not chosen:
+            return Draft("", [])
+        chosen.sort(key=lambda q: (min(c.order for c in chosen if c.parent == q.parent), q.parent, q.passage.start))
+        lines = [_line(q, evidence.parents[q.parent]) for q in chosen]
+        citations = [
+            cite(self.version, evidence.parents[q.parent], q.parent + 1, q.passage.start, q.passage.end) for q in chosen
+        ]
+        return Draft("\n".join(lines), citations, {"quotes": len(chosen)})
+
+    def _choose(self, question: str, evidence: Evidence) -> list[_Quote]:
+        """The passages that answer one question, best first: each must bring something that those before it lack."""
+        tokens = list(dict.fromkeys(self.version.tokenizer(question)))
+        weights = {t: self.version.lexical.idf(t) for t in tokens}
+        total = sum(weights.values()) or 1.0
+        quotes = self._quotes(question, evidence, weights, total)
+        chosen: list[_Quote] = []
+        covered: set[str] = set()
+        for quote in sorted(quotes, key=lambda q: (-q.score, q.parent, q.passage.start)):
+            gain = sum(weights[t] for t in quote.tokens - covered) / total
+            good = quote.score >= 0.6 * chosen[0].score if chosen else True
+            if not good or len(chosen) >= self.config.max_quotes:
+                break
+            if any(quote.overlaps(c) for c in chosen) or (
+                chosen and gain < 0.05 and quote.score < 0.9 * chosen[0].score
+            ):
+                continue
+            chosen.append(quote)
+            covered |= quote.tokens
+        return [_Quote(q.parent, q.passage, q.tokens, q.score, order) for order, q in enumerate(chosen)]
+
+    def _quotes(self, question: str, evidence: Evidence, weights: dict[str, float], total: float) -> list[_Quote]:
+        language, procedural = language_of(question), bool(_PROCEDURAL.search(question))
+        best = {c.chunk.parent_id: c.score or 0.0 for c in reversed(evidence.top_m)}
+        top = max(best.values(), default=1.0) or 1.0
+        quotes = []
+        for number, parent in enumerate(evidence.parents):
+            around = set(self.version.tokenizer(parent.breadcrumb)) & weights.keys()
+            prior = best.get(parent.chunk_id, 0.0) / top
+            for passage in passages(parent.content):
+                text = parent.content[passage.start : passage.end]
+                if passage.kind in ("sentence", "item") and text.rstrip()[-1:] in ":：?？":
+                    continue  # leads into something, or asks: no answer by itself
+                held = set(self.version.tokenizer(f"{passage.header} {text}")) & weights.keys()
+                own = sum(weights[t] for t in held) / total
+                context = sum(weights[t] for t in around - held) / total
+                score = own + 0.4 * context + 0.5 * prior
+                score *= 1.0 if parent.language == language else 0.8
+                if passage.kind == "list":
+                    score *= 1.25 if procedural and passage.steps > 1 else 0.85
+                elif passage.kind == "code":
+                    score *= 0.7
+                quotes.append(_Quote(number, passage, frozenset(held), score, 0))
+        quotes.sort(key=lambda q: (-q.score, q.parent, q.passage.start))
+        near = quotes[:_ENCODED]
+        if near:
+            texts = [evidence.parents[q.parent].content[q.passage.start : q.passage.end][:400] for q in near]
+            cosines = self.embedder.encode_documents(texts) @ self.embedder.encode_queries([question])[0]
+            near = [
+                _Quote(q.parent, q.passage, q.tokens, q.score + 0.6 * max(0.0, float(c)), 0)
+                for q, c in zip(near, cosines, strict=True)
+            ]
+        return near
+
+
+@dataclass(frozen=True)
+class _Quote:
+    parent: int
+    passage: Passage
+    tokens: frozenset[str]
+    score: float
+    order: int
+
+    def overlaps(self, other: _Quote) -> bool:
+        a, b = self.passage, other.passage
+        return self.parent == other.parent and a.start < b.end and b.start < a.end
+
+
+def _line(quote: _Quote, parent: Chunk) -> str:
+    """A quote as a line of the answer, its citation before the line ends; an older version says so."""
+    text = readable(parent.content, quote.passage)
+    old = ""
+    if parent.status != "active":
+        old = (
+            f"（{parent.doc_version} 旧版本，仅供参考）"
+            if parent.language == "zh"
+            else f"[{parent.doc_version}, older version] "
+        )
+    mark = f"^{quote.parent + 1}^"
+    return f"{old}{text}\n{mark}" if quote.passage.kind == "code" else f"{old}{text} {mark}"
+
+
+def cite(version: IndexVersion, parent: Chunk, number: int, start: int, end: int) -> Citation:
+    """A citation of ``parent.content[start:end]``; the page is that of the child which holds the quote's start."""
+    at = parent.span[0] + start
+    children = version.children(version.rows_of(parent.child_ids)) if parent.child_ids else []
+    page = max((c.page for c in children if c.span[0] <= at < c.span[1]), default=parent.page)
+    document = next((d for d in version.documents if d.key == parent.doc_key), None)
+    return Citation(
+        number=number, chunk_id=parent.chunk_id, doc_id=parent.doc_id, doc_version=parent.doc_version,
+        title=document.title if document else parent.doc_source, doc_source=parent.doc_source, status=parent.status,
+        chapter=parent.chapter, section=parent.section, page=page, quote=parent.content[start:end],
+    )  # fmt: skip
+
+
+class ChatGenerator:
+    """Writes an answer with a chat endpoint; when that fails, the extractive generator answers and a warning says so."""
+
+    stand_in = False
+
+    def __init__(self, client: ChatClient, prompt: PromptTemplate, fallback: ExtractiveGenerator) -> None:
+        self.client, self.prompt, self.fallback = client, prompt, fallback
+        self.name = f"openai:{client.config.model}"
+
+    def __call__(self, evidence: Evidence) -> Draft:
+        version = self.fallback.version
+        titles = {d.key: d.title for d in version.documents}
+        current = {
+            old.key: new.doc_version
+            for old in version.documents if old.status != "active"
+            for new in version.documents if (new.kb, new.doc_id, new.status) == (old.kb, old.doc_id, "active")
+        }  # fmt: skip
+        try:
+            completion = self.client.complete(self.prompt.messages(evidence.query, evidence.parents, titles, current))
+        except RagbuildError as error:
+            draft = self.fallback(evidence)
+            return Draft(
+                draft.text, draft.citations, draft.notes, [f"extractive answer instead of the model's: {error}"]
+            )
+        text, numbers, removed = check_citations(_unwrapped(completion.text), len(evidence.parents))
+        notes = {
+            "prompt_version": self.prompt.version, "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": completion.completion_tokens, "retries": completion.retries, "removed_citations": removed,
+        }  # fmt: skip
+        warnings = [f"{removed} citation(s) to documents that were not given were removed"] if removed else []
+        return Draft(text, [self._cite(text, n, evidence) for n in numbers], notes, warnings)
+
+    def _cite(self, text: str, number: int, evidence: Evidence) -> Citation:
+        """The passage of parent `number` that is nearest to what the answer says before citing it."""
+        parent, version = evidence.parents[number - 1], self.fallback.version
+        said: set[str] = set()
+        position = 0
+        for (start, end), numbers in citations_in(text):
+            if number in numbers:
+                said |= set(version.tokenizer(text[position:start]))
+            position = end
+        found = [p for p in passages(parent.content) if p.kind != "list"] or [
+            Passage(0, len(parent.content), "sentence")
+        ]
+        held = [len(said & set(version.tokenizer(parent.content[p.start : p.end]))) for p in found]
+        best = found[int(np.argmax(held))]
+        return cite(version, parent, number, best.start, best.end)
+
+
+class _Wrapped(BaseModel):
+    answer: str
+
+
+def _unwrapped(text: str) -> str:
+    """The answer itself, when a model wrapped it in JSON although it was asked for text."""
+    if not text.lstrip().startswith(("{", "```")):
+        return text
+    try:
+        return parse_json(text, _Wrapped).answer
+    except UnparsedAnswer:
+        return text
