@@ -34,7 +34,7 @@ ROUTES = ("lexical", "dense", "hybrid", "rerank")
 
 
 def read_jsonl(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def as_chunks(corpus: list[dict[str, str]]) -> Iterator[Chunk]:

@@ -46,6 +46,22 @@ def form_key(form: str) -> str:
     return " ".join(u for u, _, _ in units(form) if u != " ")
 
 
+def singular(word: str) -> str:
+    """An English word without the s of the plural (folded; a word of three letters or fewer as it is)."""
+    if len(word) < 4 or not word.isascii() or not word.endswith("s") or word.endswith(("ss", "us", "is")):
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    return word[:-2] if re.search(r"(?:s|x|z|ch|sh)es$", word) else word[:-1]
+
+
+def plural(word: str) -> str:
+    """The regular plural of an English word."""
+    if re.search(r"[^aeiou]y$", word):
+        return word[:-1] + "ies"
+    return word + ("es" if re.search(r"(?:s|x|z|ch|sh)$", word) else "s")
+
+
 class FormMatcher(Generic[T]):
     """Finds known forms in a text in one pass: the longest first, none overlapping, each with its value.
 
@@ -55,7 +71,7 @@ class FormMatcher(Generic[T]):
 
     def __init__(self, forms: Iterable[tuple[str, T]]) -> None:
         exact: dict[tuple[str, ...], T] = {}
-        plural: dict[tuple[str, ...], T] = {}
+        other: dict[tuple[str, ...], T] = {}
         for form, value in forms:
             key = tuple(u for u, _, _ in units(form))
             if sum(map(len, key)) < 2:
@@ -63,11 +79,10 @@ class FormMatcher(Generic[T]):
             exact.setdefault(key, value)
             last = key[-1]
             if last.isascii() and last.isalpha() and len(last) > 2:
-                plural.setdefault((*key[:-1], last + "s"), value)
-                if len(last) > 4 and last.endswith("s") and not last.endswith("ss"):
-                    plural.setdefault((*key[:-1], last[:-1]), value)
+                for number in {singular(last), plural(last)} - {last}:
+                    other.setdefault((*key[:-1], number), value)
         self._table: dict[str, list[tuple[tuple[str, ...], T]]] = {}
-        for key, value in (plural | exact).items():
+        for key, value in (other | exact).items():
             self._table.setdefault(key[0], []).append((key, value))
         for rows in self._table.values():
             rows.sort(key=lambda row: -len(row[0]))

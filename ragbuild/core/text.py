@@ -134,7 +134,7 @@ _PARTS = re.compile(r"[a-z]+|\d+(?:\.\d+)*|[^\W\d_]+")
 
 
 @lru_cache(maxsize=200_000)
-def _stem(word: str) -> str:
+def stem_word(word: str) -> str:
     return _stemmer().stemWord(word)
 
 
@@ -155,7 +155,7 @@ class WordTokenizer:
     name = "jieba"
 
     def __init__(self, terms: Iterable[TermEntry] = (), stem: bool = True) -> None:
-        self._stem = _stem if stem else str
+        self._stem = stem_word if stem else str
         self._han_terms: list[str] = []
         self._phrases: dict[str, dict[tuple[str, ...], str]] = {}  # first word -> {words of the term: its token}
         for entry in terms:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ragbuild.core.forms import singular
 from ragbuild.core.text import HAN, STOPWORDS
 from ragbuild.offline.entities import Plain
 
@@ -64,7 +65,7 @@ _GENERAL_HAN = frozenset(
     "小时 秒 天 周 月 年 日 次 位 台 条 个 份 项 节 章 页 号 名 值 时 后 前 上 下 中 内 外 里 不 无 非 再 又 只 才 已 将 会 能 要 该 "
     "此 其 各 每 某 本 由 向 按 经 用 让 使 给 请 即 则 若 因 但 或者 因此 因为 所以 然后 接着 首先 最后 随后 立即 自动 手动 直接 仍 仍然 "
     "报 申请 按住 接受 导入 导出 改 收集 生成 写入 接 接到 找不到 来自 带回 组成 安装 核对 报告 失败 受影响 相差 开头 另有 新 旧 老 只能 存放 保管 "
-    "另一 本机 再用 用时 先 后 失联 打不开 收不到 改用 换 填写 写明 注明 不符 应为 只用 放宽 手工 长时间 做 取 拿 放 等待 等于 得 成 "
+    "另一 另一台 同型号 系统配置 本机 再用 用时 先 后 失联 打不开 收不到 改用 换 填写 写明 注明 不符 应为 只用 放宽 手工 长时间 做 取 拿 放 等待 等于 得 成 "
     "台上 卡上 机上 侧 较 等同 等同于 每名 每季度 每分钟 每天 时会 为止 角色 转为 放在 取得 达到 连续 个字符 另行 勾选 准备好 不通 大量 普通 "
     "不要 不会 不再 不得 无法 无需 不必 一般 通常 正常 相应 相关 有关 具体 重新 继续 是否 怎样 为何 何时 多久 发现 找到 得到 收到 回到 "
     "下列 上述 如下 下表 所示 参见 详见 版本 时间 用户 人员 一个 一台 两台 两个 三个 数量 大小 当前 目前 现在 今后 今天".split()
@@ -179,7 +180,7 @@ def statistical_candidates(documents: Sequence[Plain], words: HanWords, min_coun
     codes = Counter(code.lower() for document in documents for code in document.code)
     kept: dict[tuple[str, ...], Candidate] = {}
     for key, n in total.items():
-        form = surfaces[key].most_common(1)[0][0] if len(key) <= _MAX_WORDS else ""
+        form = _surface(key, surfaces) if len(key) <= _MAX_WORDS else ""
         if n < min_count or not form or not _termlike(key, n, words) or _piece(key, n, longer[key], words):
             continue
         found = {"heading"} if form.lower() in headings else set()
@@ -188,7 +189,7 @@ def statistical_candidates(documents: Sequence[Plain], words: HanWords, min_coun
             if npmi < 0.4 or ("of" in key and not found):
                 continue
             found.add("cooccurrence")
-        elif key[0] in _TOO_WIDE:
+        elif key[0] in _TOO_WIDE or form.lower() in _TOO_WIDE:
             continue
         elif _is_han(form[0]):
             keyness = words.keyness(form, n / size) if words.nounlike(form) and len(form) > 1 else 0.0
@@ -206,6 +207,15 @@ def statistical_candidates(documents: Sequence[Plain], words: HanWords, min_coun
         if weight >= 0.25:
             kept[key].sources.add("tfidf")
     return sorted((c for c in kept.values() if c.sources), key=lambda c: (-c.score, c.form))
+
+
+def _surface(key: tuple[str, ...], surfaces: dict[tuple[str, ...], Counter[str]]) -> str:
+    """How the documents write it most; in small letters and in the singular where they do so at all."""
+    one = (*key[:-1], singular(key[-1]))
+    if one in surfaces:
+        key = one
+    seen = surfaces[key]
+    return min(seen, key=lambda form: (form != form.lower(), -seen[form], form))
 
 
 def _termlike(key: tuple[str, ...], n: int, words: HanWords) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ragbuild.core.config import ChunkConfig
+from ragbuild.core.forms import FormMatcher
 from ragbuild.core.records import Chunk, Document, TermEntry
 from ragbuild.core.store import sha256
-from ragbuild.core.forms import FormMatcher
 from ragbuild.core.text import TokenCounter
 from ragbuild.offline.packing import CUTS, Packer, Piece
 from ragbuild.offline.sections import place, read_units

@@ -96,7 +96,7 @@ class Packer:
             stop, cost = min(start + step, unit.end), 3.0
             if stop < unit.end:
                 for pattern, price in _PLACES:
-                    found = [m.end() for m in re.compile(pattern).finditer(self.md, start + step // 2, stop)]
+                    found = [m.end() for m in re.compile(pattern).finditer(self.md, start, stop)]
                     if found:
                         stop, cost = found[-1], price
                         break

@@ -114,7 +114,9 @@ def rows(lines: Sequence[Line]) -> list[list[Line]]:
 
 def merged(row: Sequence[Line]) -> Line:
     """One line out of those on a base line."""
-    text = " ".join(line.text for line in row)
+    text = row[0].text
+    for left, right in zip(row, row[1:], strict=False):  # a superscript stands close
+        text += ("" if right.box[0] - left.box[2] < 0.12 * left.size else " ") + right.text
     box = union(line.box for line in row)
     return Line(box, max(line.size for line in row), all(r.bold for r in row), all(r.mono for r in row), text)
 
@@ -139,7 +141,7 @@ def join_lines(lines: Sequence[str], words: frozenset[str] = frozenset()) -> str
             rf"[{HAN}\u3000-\u303f\uff00-\uffef“”‘’]", line
         ):
             out += line
-        elif re.search(r"\d[-–]$|https?:\S*/$|[（《“]$", out) or re.match(r"[，。；：、）》”]", line):
+        elif re.search(r"\d[-–]$|https?:\S*/$|[\u3000-\u303f\uff00-\uffef]$", out) or re.match(r"[，。；：、）》”]", line):
             out += line
         else:
             out += " " + line
