@@ -38,7 +38,8 @@ NOT_IMPORTED = {
     "nbstripout": "make lint",
     "pytest-xdist": "make test",
     "pytest-httpserver": "the fixture `httpserver`",
-}  # fmt: skip
+}
+MODULES = {"docx": "python-docx", "PIL": "pillow"}  # of the extra `corpus`, which need not be installed
 
 
 def test_every_direct_dependency_has_its_own_line_and_says_what_for():
@@ -154,8 +155,7 @@ def test_every_import_is_declared_and_every_dependency_used():
             if module in sys.stdlib_module_names or module in local:
                 continue
             found = {canonicalize_name(owner) for owner in owners.get(module, [])}
-            if not found:  # not installed here: an optional module, guarded where it is imported
-                found = {canonicalize_name(module)}
+            found = found or {canonicalize_name(MODULES.get(module, module))}  # when it is not installed here
             assert found & (NAMES), f"{path.relative_to(ROOT)} imports {module}: not in pyproject.toml"
             used |= found
     assert NAMES - used - set(NOT_IMPORTED) == set(), "declared, but used nowhere"

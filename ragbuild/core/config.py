@@ -24,7 +24,7 @@ from ragbuild.core.errors import UsageError
 class Section(BaseModel):
     """A part of the configuration: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PlanConfig(Section):
@@ -88,7 +88,7 @@ class LexicalConfig(Section):
     tokenizer: Literal["jieba", "char", "whitespace"] = "jieba"
     engine: Literal["auto", "rank_bm25", "tantivy"] = "auto"
     rank_bm25_up_to: int = Field(20_000, ge=0)
-    k1: float = Field(1.2, ge=0)
+    k1: float = Field(1.2, gt=0)  # at 0 a term that a document lacks would divide by zero
     b: float = Field(0.75, ge=0, le=1)
     char_bigrams: bool = True
     stem: bool = True
@@ -253,7 +253,7 @@ def load_config(
     packaged = resources.files("ragbuild") / "config"
     data = yaml.safe_load((packaged / "default_config.yaml").read_text(encoding="utf-8"))
     user = _read_yaml(Path(file)) if file else {}
-    name = profile or user.get("profile") or data["profile"]
+    name = (overrides or {}).get("profile") or profile or user.get("profile") or data["profile"]
     if name not in profiles():
         raise UsageError(f"unknown profile '{name}'; there are: {', '.join(profiles())}")
     layer = yaml.safe_load((packaged / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")) or {}

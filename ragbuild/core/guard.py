@@ -22,7 +22,7 @@ _PATTERNS = {
         r"\byou are now\b|\bact as (?:an? )?(?:unrestricted|evil|dan\b|jailbroken)|\bdeveloper mode\b"
         r"|你现在是|从现在起你(?:是|扮演)|进入开发者模式"
     ),
-    "poses as a chat turn": r"<\|(?:im_start|system|assistant)\|?>|^\s*(?:system|assistant)\s*:|\[/?INST\]",
+    "poses as a chat turn": r"<\|(?:im_start|system|assistant)\|?>|^[ \t]*(?:system|assistant)[ \t]*:|\[/?INST\]",
 }
 _COMPILED = {reason: re.compile(pattern, re.IGNORECASE | re.MULTILINE) for reason, pattern in _PATTERNS.items()}
 

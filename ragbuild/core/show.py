@@ -49,8 +49,12 @@ def cjk_font() -> str | None:
 
 def use_style() -> None:
     """Set matplotlib's look for this course; says once when no font has Chinese glyphs."""
+    import logging
+
     import matplotlib
 
+    # some Chinese fonts have one weight only, and matplotlib would say so under every plot
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     font = cjk_font()
     matplotlib.rcParams.update(
         {

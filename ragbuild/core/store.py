@@ -97,23 +97,28 @@ def read_records(path: str | Path, model: type[R]) -> list[R]:
         try:
             out.append(model.model_validate(row))
         except ValidationError as error:
-            fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {fields}") from None
+            raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {_fields(error)}") from None
     return out
 
 
 def iter_records(path: str | Path, model: type[R]) -> Iterator[R]:
     """The records of a file that `write_records` wrote, one at a time, so that a large file is never held whole."""
-    with open(path, encoding="utf-8") as handle:
-        for line in handle:
-            row = line.strip().rstrip(",")
-            if row not in ("[", "]", "[]", ""):
-                try:
+    number = 0
+    try:
+        with open(path, encoding="utf-8") as handle:
+            for line in handle:
+                row = line.strip().rstrip(",")
+                if row not in ("[", "]", "[]", ""):
+                    number += 1
                     yield model.model_validate_json(row)
-                except ValidationError as error:
-                    raise InputRefused(
-                        f"{path}: a row is not a valid {model.__name__}: {error.errors()[0]['msg']}"
-                    ) from None
+    except FileNotFoundError:
+        raise InputRefused(f"{path} is missing; run the step that writes it first") from None
+    except ValidationError as error:
+        raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {_fields(error)}") from None
+
+
+def _fields(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
 
 
 def _plain(data: Any) -> Any:
@@ -128,13 +133,17 @@ def _plain(data: Any) -> Any:
     return data
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # with these a spreadsheet begins a formula
+
+
 def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """CSV that a spreadsheet opens rightly: UTF-8 with BOM, cells that would run as a formula quoted."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(columns), lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for row in rows:
-        writer.writerow({key: _no_formula(row.get(key, "")) for key in columns})
+        cells = {key: str(row.get(key, "")).replace("\r\n", "\n").replace("\r", "\n") for key in columns}
+        writer.writerow({key: _no_formula(cell) for key, cell in cells.items()})
     write_bytes(path, b"\xef\xbb\xbf" + buffer.getvalue().encode("utf-8"))
 
 
@@ -156,18 +165,22 @@ def read_csv(path: str | Path, required: Sequence[str] = ()) -> list[dict[str, s
             continue
     else:
         raise InputRefused(f"{path} is neither UTF-8 nor GB18030; save it as 'CSV UTF-8'")
-    reader = csv.DictReader(io.StringIO(text))
-    missing = [c for c in required if c not in (reader.fieldnames or ())]
-    if missing:
-        raise InputRefused(f"{path} lacks the column(s) {', '.join(missing)}; it has {reader.fieldnames}")
-    return [{k: _no_formula(v or "", undo=True).strip() for k, v in row.items() if k is not None} for row in reader]
+    reader = csv.DictReader(io.StringIO(text, newline=None))  # line ends of any system
+    try:
+        missing = [c for c in required if c not in (reader.fieldnames or ())]
+        if missing:
+            raise InputRefused(f"{path} lacks the column(s) {', '.join(missing)}; it has {reader.fieldnames}")
+        return [{k: _no_formula(v or "", undo=True).strip() for k, v in row.items() if k is not None} for row in reader]
+    except csv.Error as error:
+        raise InputRefused(f"{path}, line {reader.line_num}: not a CSV file ({error})") from error
 
 
-def _no_formula(value: Any, undo: bool = False) -> str:
-    text = str(value)
+def _no_formula(text: str, undo: bool = False) -> str:
+    if not text.lstrip("'").startswith(_FORMULA):
+        return text
     if undo:
-        return text[1:] if len(text) > 1 and text[0] == "'" and text[1] in "=+-@\t\r" else text
-    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+        return text.removeprefix("'")
+    return "'" + text
 
 
 def sha256(data: bytes | str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -49,7 +49,7 @@ def language_of(text: str) -> str:
 # A sentence ends after 。！？ (with closing quotes), or after . ! ? when white space and no small letter follow.
 _SENTENCE_END = re.compile(
     r"[。！？；]+[”’」』）)\"']*|(?<!\b[A-Z])(?<![.!?])(?<!\be\.g)(?<!\bi\.e)(?<!\bNo)(?<!\bFig)(?<!\bvs)(?<!\bSt)"
-    r"(?<!\bapprox)[.!?]+[\"')\]]*(?=\s+(?![a-z])|$)"
+    r"(?<!\bapprox)[.!?]+[\"')\]]*(?=\s++(?![a-z])|$)"
 )
 
 
@@ -126,15 +126,18 @@ class LexicalTokenizer(Protocol):
 
 
 # Codes first, so that LG-500, E1042, v2.0.1, TLS1.2 and 192.168.10.1/24 stay whole; then words, Han runs, the rest.
+# The words before a code's first digit are bounded: unbounded, "a.a.a.a" is read again from each of its letters.
 _PIECE = re.compile(
-    rf"(?P<code>[a-z]+(?:[-_./][a-z]+)*[-_./]?\d[a-z0-9]*(?:[-_./:][a-z0-9]+)*|\d+(?:[.,:/-]\d+)+%?|\d+[a-z][a-z0-9]*)"
-    rf"|(?P<word>[a-z]+(?:[-_'][a-z]+)*)|(?P<han>[{HAN}]+)|(?P<number>\d+%?)|(?P<other>[^\W_]+)"
+    rf"(?P<code>[a-z]+(?:[-_./][a-z]+){{0,7}}[-_./]?\d[a-z0-9]*(?:[-_./:][a-z0-9]+)*|\d+(?:[.,:/-]\d+)+%?|\d+[a-z][a-z0-9]*)"
+    rf"|(?P<word>[a-z]+(?:[-_'][a-z]+)*)|(?P<han>[{HAN}]+)|(?P<number>\d+%?)|(?P<other>[^\W_{HAN}]+)"
 )
+_RUN = 200  # characters that jieba gets at once: its time grows with the square of a run of unknown ones
 _PARTS = re.compile(r"[a-z]+|\d+(?:\.\d+)*|[^\W\d_]+")
 
 
 @lru_cache(maxsize=200_000)
 def stem_word(word: str) -> str:
+    """The stem of an English word in small letters (Snowball)."""
     return _stemmer().stemWord(word)
 
 
@@ -148,15 +151,17 @@ def _stemmer():  # type: ignore[no-untyped-def]
 class WordTokenizer:
     """The domain tokenizer of BM25: jieba with the term dictionary for Han, stemmed words and whole codes for the rest.
 
-    A dictionary term is emitted whole **and** in its parts, so that a new term does not hide documents that were
-    indexed before it. Uses an own ``jieba.Tokenizer`` with a private cache, never the global one.
+    A dictionary term is emitted whole **and** in the parts that it has without the dictionary, so that a new term does
+    not hide documents that were indexed before it. Uses an own ``jieba.Tokenizer`` with a private cache, never the
+    global one.
     """
 
     name = "jieba"
 
     def __init__(self, terms: Iterable[TermEntry] = (), stem: bool = True) -> None:
         self._stem = stem_word if stem else str
-        self._han_terms: list[str] = []
+        terms = list(terms)
+        self._han_terms = han_terms(terms)
         self._phrases: dict[str, dict[tuple[str, ...], str]] = {}  # first word -> {words of the term: its token}
         for entry in terms:
             for form in entry.forms:
@@ -166,16 +171,21 @@ class WordTokenizer:
     def _add(self, form: str) -> None:
         form = normalise(form).lower()
         if _HAN_CHAR.search(form):
-            self._han_terms += [t for t in re.findall(f"[{HAN}]+", form) if len(t) > 1]
-            return
+            return  # jieba knows it
         words = tuple(w for w, _, _ in self._words(form))
         if len(words) > 1:
             self._phrases.setdefault(words[0], {})[words] = "_".join(words)
 
     def _cut(self, run: str) -> list[str]:
+        """jieba's words for search; a dictionary term comes after its parts."""
         if self._jieba is None:
-            self._jieba = jieba_tokenizer(tuple(dict.fromkeys(self._han_terms)))
-        return self._jieba.lcut_for_search(run)
+            self._jieba = jieba_tokenizer(self._han_terms)
+        out: list[str] = []
+        for start in range(0, len(run), _RUN):
+            for word in self._jieba.lcut(run[start : start + _RUN]):
+                out += self._jieba.parts.get(word) or _subwords(word, self._jieba.FREQ)
+                out.append(word)
+        return out
 
     def _words(self, text: str) -> list[tuple[str, list[str], bool]]:
         """(token, its parts, is it Latin) for every piece of `text`, in order."""
@@ -185,7 +195,7 @@ class WordTokenizer:
             if kind == "han":
                 out += [(token, [], False) for token in self._cut(piece)]
             elif kind == "word" and piece.isalpha():
-                out.append((self._stem(piece), [], True))
+                out.append((piece if piece in STOPWORDS else self._stem(piece), [], True))
             elif kind in ("code", "word"):
                 parts = [self._stem(p) for p in _PARTS.findall(piece)]
                 out.append((piece, parts if len(parts) > 1 else [], True))
@@ -207,9 +217,24 @@ class WordTokenizer:
         return tokens
 
 
+def _subwords(word: str, known: Mapping[str, int]) -> list[str]:
+    """The known words of two and three characters inside a longer one, as jieba's search mode gives them."""
+    grams = (word[i : i + n] for n in (2, 3) if len(word) > n for i in range(len(word) - n + 1))
+    return [gram for gram in grams if known.get(gram)]
+
+
+def han_terms(entries: Iterable[TermEntry]) -> tuple[str, ...]:
+    """The runs of two or more Han characters in all forms of a dictionary, shortest first: what jieba is to know."""
+    runs = {t for entry in entries for form in entry.forms for t in re.findall(f"[{HAN}]{{2,}}", normalise(form))}
+    return tuple(sorted(runs, key=lambda t: (len(t), t)))
+
+
 @lru_cache(maxsize=8)
 def jieba_tokenizer(terms: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
-    """An own ``jieba.Tokenizer`` that knows `terms`; one is kept for each set of terms. Never the global one."""
+    """An own ``jieba.Tokenizer`` that knows `terms`; one is kept for each set of terms. Never the global one.
+
+    Its `parts` are, for each term, the words that jieba without the terms makes of it, and the terms inside it.
+    """
     import logging
 
     import jieba
@@ -221,9 +246,19 @@ def jieba_tokenizer(terms: tuple[str, ...] = ()):  # type: ignore[no-untyped-def
     tokenizer.tmp_dir = str(cache_dir("jieba"))  # jieba's cache is marshalled: nobody else may write it
     tokenizer.cache_file = "jieba.cache"
     tokenizer.initialize()
+    known = set(terms)
+    tokenizer.parts = {
+        term: [p for p in dict.fromkeys(tokenizer.lcut_for_search(term) + _inside(term, known)) if p != term]
+        for term in terms
+    }
     for term in terms:
         tokenizer.add_word(term, freq=max(tokenizer.suggest_freq(term, tune=False), 1000))
     return tokenizer
+
+
+def _inside(term: str, terms: set[str]) -> list[str]:
+    spans = ((i, j) for i in range(len(term)) for j in range(i + 2, len(term) + 1))
+    return [term[i:j] for i, j in spans if term[i:j] in terms]
 
 
 class CharTokenizer:

@@ -20,10 +20,11 @@ class DenseIndex:
     """Cosine (inner product of unit vectors) over the concatenation of `segments`, each (n, dim) float32."""
 
     def __init__(self, segments: Sequence[np.ndarray], id_rank: np.ndarray, graphs: Sequence[Path | None] = ()) -> None:
-        self._segments = [s for s in segments if len(s)]
+        pairs = [(s, g) for s, g in zip(segments, graphs or [None] * len(segments), strict=True) if len(s)]
+        self._segments = [s for s, _ in pairs]
+        self._graphs = [_read_graph(g) for _, g in pairs]
         self._id_rank = id_rank
         self._offsets = np.cumsum([0] + [len(s) for s in self._segments])
-        self._graphs = [_read_graph(g) for g in graphs] if graphs else [None] * len(self._segments)
 
     def __len__(self) -> int:
         return int(self._offsets[-1])
@@ -35,11 +36,14 @@ class DenseIndex:
         """
         if not len(self) or k < 1:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        dim = self._segments[0].shape[1]
+        if query.shape != (dim,) or not np.isfinite(query).all():
+            raise ValueError(f"expected a query of {dim} finite numbers, got shape {query.shape}")
         if allowed is not None and allowed.sum() < SELECTIVE * len(self):
             rows = np.flatnonzero(allowed)
             return best(rows, self.score(query, rows), k, self._id_rank)
         found = [
-            self._search_segment(i, query, k + 8, None if allowed is None else allowed[start : start + len(segment)])
+            self._search_segment(i, query, k, None if allowed is None else allowed[start : start + len(segment)])
             for i, (segment, start) in enumerate(zip(self._segments, self._offsets, strict=False))
         ]
         rows = np.concatenate([rows + start for (rows, _), start in zip(found, self._offsets, strict=False)])
@@ -64,28 +68,33 @@ class DenseIndex:
     def _search_segment(
         self, i: int, query: np.ndarray, k: int, allowed: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
+        """At least the k best of one segment, with every tie of the last one where the search is exact."""
         import faiss
 
         vectors, graph = self._segments[i], self._graphs[i]
         query = np.ascontiguousarray(query, np.float32).reshape(1, -1)
-        k = min(k, len(vectors) if allowed is None else int(allowed.sum()))
-        if k == 0:
+        passing = len(vectors) if allowed is None else int(allowed.sum())
+        if passing == 0:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
         # the selector path computes distances row by row: for one query that is faster than a matrix product
         bits = np.packbits(np.ones(len(vectors), bool) if allowed is None else allowed, bitorder="little")
         selector = faiss.IDSelectorBitmap(bits)
+        wanted = min(k + 8, passing)
         if graph is not None:
-            scores, rows = graph.search(
-                query, k, params=faiss.SearchParametersHNSW(sel=selector, efSearch=max(64, 2 * k))
-            )
-        else:
-            scores, rows = np.empty((1, k), np.float32), np.empty((1, k), np.int64)
+            params = faiss.SearchParametersHNSW(sel=selector, efSearch=max(64, 2 * wanted))
+            scores, rows = graph.search(query, wanted, params=params)
+            valid = rows[0] >= 0
+            if valid.sum() >= min(k, passing):  # a graph may lose its way between rows that do not pass
+                return rows[0][valid], scores[0][valid]
+        while True:
+            scores, rows = np.empty((1, wanted), np.float32), np.empty((1, wanted), np.int64)
             faiss.knn_inner_product(
-                faiss.swig_ptr(query), faiss.swig_ptr(vectors), vectors.shape[1], 1, len(vectors), k,
+                faiss.swig_ptr(query), faiss.swig_ptr(vectors), vectors.shape[1], 1, len(vectors), wanted,
                 faiss.swig_ptr(scores), faiss.swig_ptr(rows), selector,
             )  # fmt: skip
-        valid = rows[0] >= 0
-        return rows[0][valid], scores[0][valid]
+            if wanted == passing or scores[0, -1] < scores[0, k - 1]:
+                return rows[0], scores[0]
+            wanted = min(wanted * 4, passing)  # more ties than were fetched: the id decides, not faiss
 
 
 def build_graph(vectors: np.ndarray, path: Path, m: int) -> None:

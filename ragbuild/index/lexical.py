@@ -25,8 +25,8 @@ from ragbuild.index.filters import FIELDS, Filter
 
 
 def lucene_idf(n_documents: int, frequency: int) -> float:
-    """Always positive, unlike the original BM25 idf."""
-    return math.log(1 + (n_documents - frequency + 0.5) / (frequency + 0.5))
+    """Always positive, unlike the original BM25 idf, also where a frequency still counts deleted documents."""
+    return math.log(1 + (max(n_documents, frequency) - frequency + 0.5) / (frequency + 0.5))
 
 
 class LexicalIndex(Protocol):
@@ -46,6 +46,8 @@ class LexicalIndex(Protocol):
 
 def best(rows: np.ndarray, scores: np.ndarray, k: int, id_rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The k best by (-score, id); `id_rank[row]` is the row's place in the order of ids."""
+    if k < 1:
+        return rows[:0], scores[:0]
     if len(rows) > k:  # keep every tie with the k-th score, so that the id decides and not the partition
         threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
         keep = scores >= threshold
@@ -72,7 +74,8 @@ class RankBM25Index:
     ) -> tuple[np.ndarray, np.ndarray]:
         if self._bm25 is None or not tokens:
             return np.zeros(0, np.int64), np.zeros(0)
-        scores = np.asarray(self._bm25.get_scores(list(tokens)), dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # b = 1 and a document without tokens: 0 / 0, which is no hit
+            scores = np.asarray(self._bm25.get_scores(list(tokens)), dtype=np.float64)
         hit = scores > 0
         rows = np.flatnonzero(hit if allowed is None else hit & allowed)
         return best(rows, scores[rows], k, self._id_rank)
@@ -106,7 +109,7 @@ class TantivyIndex:
 
     @staticmethod
     def build(folder: Path, rows: Iterable[tuple[int, Sequence[str], dict[str, Sequence[str]]]]) -> None:
-        """Write an index of (uid, tokens, filter fields). One writer thread, so that the same input gives one segment."""
+        """Write an index of (uid, tokens, filter fields). One writer thread: the same input gives one segment."""
         tantivy = _tantivy()
         folder.mkdir(parents=True, exist_ok=True)
         schema = tantivy.SchemaBuilder().add_text_field("body", tokenizer_name="whitespace", index_option="freq")

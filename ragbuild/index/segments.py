@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Chunk
 
 _TEXT, _LIST = pa.string(), pa.list_(pa.string())
@@ -28,8 +29,9 @@ _CHILD_ONLY = {"uid": pa.int64(), "parent_row": pa.int32(), "tokens": _LIST}
 class SegmentWriter:
     """Streams parents, children with tokens, and vectors into a folder; `close` makes them whole."""
 
-    def __init__(self, folder: Path, first_uid: int) -> None:
+    def __init__(self, folder: Path, first_uid: int, dim: int) -> None:
         folder.mkdir(parents=True)
+        self._dim = dim
         self.folder, self.n_children, self.n_parents, self.n_tokens = folder, 0, 0, 0
         self._first_uid = first_uid
         self._parent_row: dict[str, int] = {}
@@ -46,7 +48,15 @@ class SegmentWriter:
         self._parents.write_batch(_batch(chunks, self._parents_schema))
 
     def add_children(self, chunks: Sequence[Chunk], tokens: Sequence[Sequence[str]], vectors: np.ndarray) -> None:
-        """`vectors`: (n, dim) float32. The parents must have been added before; then they are forgotten."""
+        """`vectors`: (n, dim) float32. The parents must have been added before; then they are forgotten.
+
+        Raises InputRefused for a child without its parent, ValueError for vectors that are not what they should be.
+        """
+        unknown = next((c for c in chunks if c.parent_id not in self._parent_row), None)
+        if unknown is not None:
+            raise InputRefused(f"chunk {unknown.chunk_id} comes before its parent {unknown.parent_id}, or without it")
+        if vectors.shape != (len(chunks), self._dim) or not np.isfinite(vectors).all():
+            raise ValueError(f"expected {len(chunks)} finite vectors of {self._dim} numbers, got {vectors.shape}")
         extra = {
             "uid": [self._first_uid + self.n_children + i for i in range(len(chunks))],
             "parent_row": [self._parent_row[str(c.parent_id)] for c in chunks],
@@ -56,8 +66,14 @@ class SegmentWriter:
         self._vectors.write(np.ascontiguousarray(vectors, np.float32).tobytes())
         self.n_children += len(chunks)
         self.n_tokens += sum(map(len, tokens))
-        last = chunks[-1].parent_id
-        self._parent_row = {k: v for k, v in self._parent_row.items() if k == last}
+        first = self._parent_row[str(chunks[-1].parent_id)]  # a batch may end before the children of later parents
+        self._parent_row = {k: v for k, v in self._parent_row.items() if v >= first}
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._parents.close()

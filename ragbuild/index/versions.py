@@ -8,6 +8,7 @@ build that is killed leaves the former version in use.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -39,7 +40,9 @@ def current_version(indexes: Path) -> str | None:
 
 
 def version_names(indexes: Path) -> list[str]:
-    return sorted(p.name for p in indexes.glob("v[0-9]*") if (p / "version.json").is_file())
+    """Published versions, oldest first; other folders are left out."""
+    names = [p.name for p in indexes.glob("v*") if re.fullmatch(r"v\d+", p.name) and (p / "version.json").is_file()]
+    return sorted(names, key=lambda name: int(name[1:]))
 
 
 def write_version(
@@ -65,16 +68,15 @@ def write_version(
     name = f"v{max([int(v[1:]) for v in version_names(indexes)], default=0) + 1:04d}"
     folder = indexes / f".building-{name}"
     tokenizer = _tokenizer(config, entries)
-    writer = SegmentWriter(folder / "segments" / "s0001", first_uid=0)
-    for batch in _batches(chunks, BATCH):
-        writer.add_parents([c for c in batch if c.is_parent])
-        children = [c for c in batch if not c.is_parent]
-        if children:
-            texts = [index_text(c) for c in children]
-            writer.add_children(children, [tokenizer(t) for t in texts], encode(texts))
-        if progress:
-            progress(writer.n_children)
-    writer.close()
+    with SegmentWriter(folder / "segments" / "s0001", first_uid=0, dim=embedder["dim"]) as writer:
+        for batch in _batches(chunks, BATCH):
+            writer.add_parents([c for c in batch if c.is_parent])
+            children = [c for c in batch if not c.is_parent]
+            if children:
+                texts = [index_text(c) for c in children]
+                writer.add_children(children, [tokenizer(t) for t in texts], encode(texts))
+            if progress:
+                progress(writer.n_children)
     if not writer.n_children:
         raise InputRefused("there is no child chunk to index; see the report of the chunking step for what was refused")
     segment = Segment(folder / "segments" / "s0001", embedder["dim"])
@@ -136,7 +138,7 @@ def _lexical_rows(table: pa.Table) -> Iterator[tuple[int, list[str], dict[str, l
 
 
 class Vocabulary:
-    """``word in vocabulary``: do the documents hold all tokens of this word? Asked of the index, so it costs no memory."""
+    """``word in vocabulary``: do the documents hold all tokens of this word? Asked of the index: costs no memory."""
 
     def __init__(self, tokenizer: LexicalTokenizer, lexical: LexicalIndex) -> None:
         self._tokenizer, self._lexical = tokenizer, lexical
@@ -168,7 +170,7 @@ class IndexVersion:
         self._parent_row = np.concatenate(
             [s.children["parent_row"].to_numpy() + o for s, o in zip(self._segments, offsets, strict=False)]
         )
-        self.ids: np.ndarray = self._children["chunk_id"].to_numpy(zero_copy_only=False).astype("S")
+        self.ids: np.ndarray = self._children["chunk_id"].cast(pa.binary()).to_numpy(zero_copy_only=False).astype("S")
         self._by_id = np.argsort(self.ids, kind="stable")
         self.id_rank = np.empty(len(self.ids), np.int64)
         self.id_rank[self._by_id] = np.arange(len(self.ids))
@@ -183,8 +185,8 @@ class IndexVersion:
 
     @cached_property
     def documents(self) -> list[Document]:
-        lines = (self.folder / "documents.jsonl").read_text(encoding="utf-8").splitlines()
-        return [Document.model_validate_json(line) for line in lines]
+        lines = (self.folder / "documents.jsonl").read_text(encoding="utf-8").split("\n")  # a title may hold U+2028
+        return [Document.model_validate_json(line) for line in lines if line]
 
     @cached_property
     def entries(self) -> list[TermEntry]:
@@ -266,7 +268,7 @@ class IndexVersion:
 
     def rows_of(self, ids: Sequence[str]) -> np.ndarray:
         """Rows of child ids. Raises InputRefused for an id that this version does not hold."""
-        wanted = np.asarray(list(ids), dtype="S") if ids else np.zeros(0, "S1")
+        wanted = np.array([i.encode() for i in ids], dtype="S") if len(ids) else np.zeros(0, "S1")
         place = np.searchsorted(self.ids, wanted, sorter=self._by_id)
         rows = self._by_id[np.minimum(place, len(self) - 1)]
         unknown = [i for i, ok in zip(ids, self.ids[rows] == wanted, strict=True) if not ok]
@@ -299,7 +301,7 @@ class IndexVersion:
         return {"lexical": scores, "coverage": coverage, "cosine": self.dense.score(query, rows)}
 
     def inspect(self, what: str) -> dict[str, Any]:
-        """Facts about ``index``, a chunk id, a document (id or source) or a term. Raises InputRefused for an unknown one."""
+        """Facts about ``index``, a chunk id, a document (id or source) or a term. Raises InputRefused for others."""
         if what == "index":
             return self.manifest
         for document in self.documents:

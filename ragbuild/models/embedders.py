@@ -159,9 +159,9 @@ class BGEM3Embedder:
         from FlagEmbedding import BGEM3FlagModel
 
         self.name, self._config = name, config
-        os.environ.setdefault("HF_HUB_OFFLINE", "1" if config.local_files_only else "0")
+        path = model_path("embedder", name, config.local_files_only)
         try:
-            self._model = BGEM3FlagModel(name, use_fp16=False)
+            self._model = BGEM3FlagModel(path, use_fp16=False)
         except (OSError, ValueError) as error:
             raise MissingResource(_no_model("embedder", name, error)) from error
         self.dim = int(self._model.model.model.config.hidden_size)
@@ -186,11 +186,26 @@ class BGEM3Embedder:
         return unit(out["dense_vecs"])
 
 
+def model_path(kind: str, name: str, local_files_only: bool) -> str:
+    """What to give a library that would download: the hub's own folder on this machine where only that may be used.
+
+    Raises MissingResource when the model is not there.
+    """
+    if Path(name).is_dir() or not local_files_only:
+        return name
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise MissingResource(_no_model(kind, name, error)) from error
+
+
 def _no_model(kind: str, name: str, error: Exception) -> str:
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return (
         f"{kind} '{name}' could not be loaded ({first}). Give a local folder, allow the hub with "
-        f"-p {kind}.local_files_only=false, or take the packaged default (PROFILE=offline)."
+        f"-p embedder.local_files_only=false, or take the packaged default (PROFILE=offline)."
     )
 
 
@@ -241,6 +256,7 @@ class VectorCache:
     def encode(self, texts: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """Vectors (n, dim) of the documents `texts`; equal texts are encoded once."""
         keys = [bytes.fromhex(sha256(text)[:32]) for text in texts]
+        self._forget({path for path in {place[0] for place in self._where.values()} if not path.is_file()})
         missing = list({key: i for i, key in reversed(list(enumerate(keys))) if key not in self._where}.values())
         missing.sort()
         for start in range(0, len(missing), self.BLOCK):
@@ -254,6 +270,8 @@ class VectorCache:
             if path not in self._open:
                 self._open[path] = np.memmap(path, np.float32, "r").reshape(-1, self.embedder.dim)
             out[i] = self._open[path][row]
+        if missing:
+            self._evict()
         return out
 
     def _store(self, keys: Sequence[bytes], vectors: np.ndarray) -> None:
@@ -265,8 +283,22 @@ class VectorCache:
         with atomic(path.with_suffix(".keys")) as handle:
             handle.write(b"".join(keys))
         self._where.update({key: (path, row) for row, key in enumerate(keys)})
-        files = sorted(self.folder.glob("*.f32"), key=lambda p: p.stat().st_mtime)
-        while sum(f.stat().st_size for f in files) > self.LIMIT_BYTES and len(files) > 1:
-            old = files.pop(0)
-            old.with_suffix(".keys").unlink(missing_ok=True)
-            old.unlink(missing_ok=True)
+
+    def _evict(self) -> None:
+        """Remove the oldest segments above the limit; only once nothing is to be read from them any more."""
+        files = sorted((p.stat().st_mtime, p.stat().st_size, p) for p in self.folder.glob("*.f32"))
+        size, old = sum(f[1] for f in files), set()
+        for _, bytes_, path in files[:-1]:
+            if size <= self.LIMIT_BYTES:
+                break
+            path.with_suffix(".keys").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            old.add(path)
+            size -= bytes_
+        self._forget(old)
+
+    def _forget(self, paths: set[Path]) -> None:
+        """Segments that are gone, removed here or by another process: their texts are encoded again."""
+        if paths:
+            self._where = {key: place for key, place in self._where.items() if place[0] not in paths}
+            self._open = {path: vectors for path, vectors in self._open.items() if path not in paths}

@@ -14,6 +14,7 @@ import numpy as np
 from ragbuild.core.config import RerankConfig, RerankWeights
 from ragbuild.core.errors import MissingResource
 from ragbuild.core.records import Candidate, index_text
+from ragbuild.models.embedders import model_path
 
 
 class Reranker(Protocol):
@@ -81,12 +82,13 @@ class FlagReranker:
 
     stand_in = False
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        try:
-            from FlagEmbedding import FlagReranker as Model
+    def __init__(self, name: str, local_files_only: bool) -> None:
+        from FlagEmbedding import FlagReranker as Model
 
-            self._model = Model(name, use_fp16=False)
+        self.name = name
+        path = model_path("reranker", name, local_files_only)
+        try:
+            self._model = Model(path, use_fp16=False)
         except (OSError, ValueError) as error:
             raise MissingResource(_no_reranker(name, error)) from error
 
@@ -109,5 +111,5 @@ def load_reranker(config: RerankConfig, local_files_only: bool = True) -> Rerank
     if config.model == "none":
         return NoReranker()
     if config.model.startswith("flag:"):
-        return FlagReranker(config.model.removeprefix("flag:"))
+        return FlagReranker(config.model.removeprefix("flag:"), local_files_only)
     return CrossEncoderReranker(config.model, local_files_only)

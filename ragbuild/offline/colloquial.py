@@ -16,7 +16,8 @@ import numpy as np
 from ragbuild.core.config import DictionaryConfig
 from ragbuild.core.forms import FormMatcher, NearHan, fold, form_key, typo_distance, units
 from ragbuild.core.text import HAN, STOPWORDS, stem_word
-from ragbuild.offline.candidates import GENERAL, HanWords
+from ragbuild.offline.candidates import HanWords
+from ragbuild.offline.general_words import GENERAL
 
 _WORD = re.compile(r"[a-z]{2,}(?:['’][a-z]+)?")
 _HAN_RUN = re.compile(f"[{HAN}]+")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ def build_dictionary(
     pool, conflicts, report = _Pool(), [], {}
     pool.add_all("previous", [_Term(**{**e.model_dump(), "colloquial": list(e.colloquial)}, held=True) for e in previous])
     definitions = find_definitions(plains, words.cut)
-    pool.add_all("abbreviations", _defined(definitions, plains, conflicts))
+    pool.add_all("abbreviations", _defined(definitions, plains, config, conflicts))
     entities = find_entities(plains)
     commands = {form_key(form) for form in entities["command"]}
     named = [_Term(f, kind=k, score=_PATTERN[k], found_by={"entity"}) for k, c in entities.items() for f in sorted(c)]
@@ -191,13 +191,14 @@ def build_dictionary(
     return DictionaryResult([t.entry() for t in ordered], conflicts, _review_rows(ordered, review), report)
 
 
-def _defined(definitions: Counter[Definition], plains: Sequence[Plain], conflicts: list[Conflict]) -> list[_Term]:
+def _defined(
+    definitions: Counter[Definition], plains: Sequence[Plain], config: DictionaryConfig, conflicts: list[Conflict]
+) -> list[_Term]:
     """One term for each abbreviation, both languages in it; a second meaning is a conflict and a term of its own."""
-    uses = Counter(
-        form
-        for p in plains
-        for _, _, form in FormMatcher([(f, f) for d in definitions for f in (d.abbreviation, d.long_form)]).find("\n".join(p.lines))
-    )
+    from rapidfuzz import fuzz
+
+    matcher = FormMatcher((f, f) for d in sorted(definitions, key=astuple) for f in (d.abbreviation, d.long_form))
+    uses = Counter(form for p in plains for _, _, form in matcher.find("\n".join(p.lines)))
     groups: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: {"en": Counter(), "zh": Counter()})
     for d, n in sorted(definitions.items(), key=lambda item: (-item[1], item[0].long_form)):
         counter = groups[d.abbreviation][d.language]
@@ -210,7 +211,7 @@ def _defined(definitions: Counter[Definition], plains: Sequence[Plain], conflict
             ranked = [form for form, _ in sorted(counter.items(), key=lambda item: (-item[1], item[0]))]
             best += ranked[:1]
             for other in ranked[1:]:
-                if counter[other] > 1:
+                if counter[other] > 1 and fuzz.ratio(ranked[0], other) < config.string_similarity:  # not a spelling of it
                     conflicts.append(Conflict(abbreviation, (ranked[0], other)))
                     out.append(_Term(other, score=_DEFINED, found_by={"abbreviation"}))
         names = best if len(best) > 1 else [*best, abbreviation]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ragbuild.core.text import HAN, STOPWORDS
+from ragbuild.offline.general_words import GENERAL
 
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)[^\n]*\n(.*?)(?:^ {0,3}\1[^\n]*$|\Z)", re.M | re.S)
 _INLINE = re.compile(r"`([^`\n]{1,200})`")
@@ -156,7 +157,7 @@ def find_definitions(documents: Iterable[Plain], cut: Callable[[str], Sequence[s
             inside = [p for p in _PARTS.split(match.group(1)) if p]
             before = re.search(rf"(?<![\w-])({_ABBR}) ?$", left)
             abbr = next((p for p in inside if _ABBR_ONLY.fullmatch(p)), before.group(1) if before else "")
-            if not abbr:
+            if not abbr or abbr.lower() in GENERAL:  # an everyday word (OR, WHO) would be found everywhere
                 continue
             others = [p for p in inside if p != abbr]
             if before and before.group(1) == abbr:
@@ -189,9 +190,9 @@ def long_form(abbreviation: str, text: str) -> str:
         if at < 0:
             return ""
         at -= 1
-    long = text[text.rfind(" ", 0, at + 2) + 1 :]
+    long = text[text.rfind(" ", 0, at + 2) + 1 :].strip("\"'“”‘’[]<>*_ ")
     words = re.findall(r"\w+", long)
-    if not words or len(words) > min(len(letters) + 5, 2 * len(letters)) or len(long) <= len(abbreviation) + 1:
+    if not words or re.search(r'[\[\]"@<>|]', long) or len(words) > min(len(letters) + 5, 2 * len(letters)) or len(long) <= len(abbreviation) + 1:
         return ""
     initials = [w[0].lower() for w in words if w.lower() not in STOPWORDS] or [""]
     return long if 2 * sum(c in initials for c in letters) >= len(letters) and len(words) > 1 else ""

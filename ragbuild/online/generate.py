@@ -97,7 +97,8 @@ class ExtractiveGenerator:
             chosen += [q for q in self._choose(question, evidence) if not any(q.overlaps(c) for c in chosen)][:limit]
         if not chosen:
             return Draft("", [])
-        chosen.sort(key=lambda q: (min(c.order for c in chosen if c.parent == q.parent), q.parent, q.passage.start))
+        first = {q.parent: min(c.order for c in chosen if c.parent == q.parent) for q in chosen}
+        chosen = sorted(chosen, key=lambda q: (first[q.parent], q.parent, q.passage.start))
         lines = [_line(q, evidence.parents[q.parent]) for q in chosen]
         citations = [
             cite(self.version, evidence.parents[q.parent], q.parent + 1, q.passage.start, q.passage.end) for q in chosen
@@ -128,11 +129,12 @@ class ExtractiveGenerator:
     def _quotes(self, question: str, evidence: Evidence, weights: dict[str, float], total: float) -> list[_Quote]:
         language, procedural = language_of(question), bool(_PROCEDURAL.search(question))
         best = {c.chunk.parent_id: c.score or 0.0 for c in reversed(evidence.top_m)}
-        top = max(best.values(), default=1.0) or 1.0
+        low = min(0.0, *best.values(), 0.0)  # a cross-encoder's scores may be negative
+        span = max(best.values(), default=low) - low or 1.0
         quotes = []
         for number, parent in enumerate(evidence.parents):
             around = set(self.version.tokenizer(parent.breadcrumb)) & weights.keys()
-            prior = best.get(parent.chunk_id, 0.0) / top
+            prior = (best.get(parent.chunk_id, low) - low) / span
             for passage in passages(parent.content):
                 text = parent.content[passage.start : passage.end]
                 if passage.kind in ("sentence", "item") and text.rstrip()[-1:] in ":：?？":
@@ -200,7 +202,7 @@ def cite(version: IndexVersion, parent: Chunk, number: int, start: int, end: int
 
 
 class ChatGenerator:
-    """Writes an answer with a chat endpoint; when that fails, the extractive generator answers and a warning says so."""
+    """Writes an answer with a chat endpoint; when that fails, the extractive generator answers, with a warning."""
 
     stand_in = False
 
@@ -226,7 +228,8 @@ class ChatGenerator:
         text, numbers, removed = check_citations(_unwrapped(completion.text), len(evidence.parents))
         notes = {
             "prompt_version": self.prompt.version, "prompt_tokens": completion.prompt_tokens,
-            "completion_tokens": completion.completion_tokens, "retries": completion.retries, "removed_citations": removed,
+            "completion_tokens": completion.completion_tokens, "retries": completion.retries,
+            "removed_citations": removed,
         }  # fmt: skip
         warnings = [f"{removed} citation(s) to documents that were not given were removed"] if removed else []
         return Draft(text, [self._cite(text, n, evidence) for n in numbers], notes, warnings)

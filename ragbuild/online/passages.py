@@ -137,4 +137,6 @@ def readable(content: str, passage: Passage) -> str:
 
 
 def _cells(row: str) -> list[str]:
-    return [c.strip().replace("\\|", "|").replace("**", "") for c in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
+    row = row.strip().removeprefix("|")
+    row = row if row.endswith("\\|") else row.removesuffix("|")  # an empty cell at either end stays a cell
+    return [c.strip().replace("\\|", "|").replace("**", "") for c in re.split(r"(?<!\\)\|", row)]

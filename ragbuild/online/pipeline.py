@@ -142,9 +142,9 @@ class Pipeline:
         )
 
     def _checked(self, query: str) -> tuple[str, list[str]]:
-        if not any(c.isalnum() for c in query):
-            raise UsageError("the question is empty: it holds no letter and no digit. Ask it in words.")
         limit, warnings = self.config.retrieve.max_query_chars, []
+        if not any(c.isalnum() for c in query[:limit]):
+            raise UsageError("the question is empty: it holds no letter and no digit. Ask it in words.")
         if len(query) > limit:
             warnings.append(
                 f"the question has {len(query):,} characters; the first {limit:,} were used (retrieve.max_query_chars)"

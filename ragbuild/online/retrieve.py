@@ -5,6 +5,7 @@ Scores of different scales are never summed to fuse routes. (Cormack, Clarke, BÃ
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,14 @@ from ragbuild.models.embedders import Embedder
 def rrf(rankings: Sequence[Sequence[str]], k: int = 60) -> list[tuple[str, float]]:
     """Reciprocal rank fusion: ``score(d) = sum over rankings of 1 / (k + rank of d)``, ranks from 1.
 
-    Equal ids within one ranking are collapsed to the first before fusion. Order: (-score, id).
+    Equal ids within one ranking are collapsed to the first before fusion. Order: (-score, id); sums are exact, so that
+    equal ranks tie whatever the order of the rankings.
     """
-    scores: dict[str, float] = {}
+    parts: dict[str, list[float]] = {}
     for ranking in rankings:
         for rank, item in enumerate(dict.fromkeys(ranking), 1):
-            scores[item] = scores.get(item, 0.0) + 1.0 / (k + rank)
-    return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
+            parts.setdefault(item, []).append(1.0 / (k + rank))
+    return sorted(((item, math.fsum(p)) for item, p in parts.items()), key=lambda pair: (-pair[1], pair[0]))
 
 
 @dataclass(frozen=True)

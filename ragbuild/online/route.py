@@ -27,7 +27,7 @@ _OLD = re.compile(
     r"\b(?:old(?:er)?|previous|legacy|former|earlier)\s+(?:version|release|generation|manual|guide)s?\b"
     r"|[老旧](?:版|系统|手册)|以前的?版本|上一版|历史版本|早期版本"
 )
-_VERSION = re.compile(r"(?<![\w.])v?(\d+(?:\.\d+)+)(?![\w])")
+_VERSION = re.compile(r"(?<![a-z0-9_.])v?(\d+(?:\.\d+)++)(?![a-z0-9_])")  # Han may stand right beside it: 3.4版本
 
 
 @dataclass(frozen=True)
@@ -102,18 +102,15 @@ class Router:
         named = list(dict.fromkeys(named))
         if len(named) == 1 and named[0] in DOC_TYPE_WORDS:
             return [Decision("doc_type", tuple(named), "the question names this kind of document")]
-        kbs = [
-            k
-            for k in sorted(self._kbs)
-            if len(self._kbs) > 1 and re.search(rf"\b{re.escape(k.lower())} (?:kb|base)\b", text)
-        ]
+        word = r"\s?(?:(?:knowledge )?(?:kb|base)\b|知识库)"
+        names = {k: re.escape(normalise(k).lower()) for k in sorted(self._kbs)} if len(self._kbs) > 1 else {}
+        kbs = [k for k, name in names.items() if re.search(rf"(?<![a-z0-9]){name}{word}", text)]
         return [Decision("kb", tuple(kbs), "the question names this knowledge base")] if len(kbs) == 1 else []
 
     def _model(self, text: str) -> list[Decision]:
         squeezed = re.sub(r"(?<=[a-z])[\s_-]+(?=\d)", "", text)
-        named = tuple(
-            m for m, loose in sorted(self._models.items()) if re.search(rf"(?<![a-z0-9]){loose}(?![0-9])", squeezed)
-        )
+        models = sorted(self._models.items())
+        named = tuple(m for m, loose in models if re.search(rf"(?<![a-z0-9]){loose}s?(?![a-z0-9])", squeezed))
         return [Decision("product_model", named, "the question names this model")] if named else []
 
     def _version(self, text: str) -> list[Decision]:
@@ -134,7 +131,8 @@ class Router:
     def _by_llm(self, query: str) -> list[Decision]:
         known = {
             "kb": sorted(self._kbs), "doc_type": sorted(self._types), "product_model": sorted(self._models),
-            "doc_version": sorted({d.doc_version for v in self._by_version.values() for d in v}), "status": ["active", "legacy"],
+            "doc_version": sorted({d.doc_version for v in self._by_version.values() for d in v}),
+            "status": ["active", "legacy"],
         }  # fmt: skip
         answer = self._ask(query, known) if self._ask else {}
         out = []
@@ -147,7 +145,7 @@ class Router:
 
 def _loose(model: str) -> str:
     """``LG-500`` as a pattern that also finds lg500 and LG 500 in text without separators before digits."""
-    return re.escape(re.sub(r"(?<=[a-z])[\s_-]+(?=\d)", "", model.lower()))
+    return re.escape(re.sub(r"(?<=[a-z])[\s_-]+(?=\d)", "", normalise(model).lower()))
 
 
 def _bare(version: str) -> str:

@@ -7,12 +7,14 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ragbuild.core.text import HAN
 
 _MONO = re.compile(r"mono|courier|consol|menlo|typewriter|cmtt", re.I)
 _BOLD = re.compile(r"bold|black|heavy|semib|medi(?!um)|cmbx|-fbd", re.I)
+_MARK = re.compile("[•●▪◦■□\x02\x7f-\x9f\ue000-\uf8ff]|\\d{1,2}[.)]")  # belongs to what follows it, however far
 _LIGATURES = {c: s for c, s in zip("\ufb00\ufb01\ufb02\ufb03\ufb04", ("ff", "fi", "fl", "ffi", "ffl"), strict=True)}
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in points, y upwards, as the reader sees the page
 
@@ -26,6 +28,7 @@ class Line:
     bold: bool
     mono: bool
     text: str
+    parts: int = 1  # pieces far apart, of which it was put together
 
 
 def page_lines(page: Any) -> list[Line]:
@@ -47,21 +50,21 @@ def page_lines(page: Any) -> list[Line]:
             if char in "\r\n":
                 runs.append([])
             continue
+        angle = math.degrees(raw.FPDFText_GetCharAngle(text_page, i)) + turned
+        if abs((angle + 180) % 360 - 180) > 20 and not char.isspace():
+            continue  # written upwards or askew
         box = turn((rect.left, rect.bottom, rect.right, rect.top))
         if runs[-1] and not char.isspace():
             last = runs[-1][-1][2]
             size = max(last[3] - last[1], box[3] - box[1], 1)
-            if box[0] - last[2] > 1.2 * size or box[2] < last[0] or abs(box[1] - last[1]) > 0.7 * size:
+            gap = 4 if len(runs[-1]) < 5 and _MARK.fullmatch("".join(c for _, c, _ in runs[-1]).strip()) else 0.9
+            if box[0] - last[2] > gap * size or box[2] < last[0] or abs(box[1] - last[1]) > 0.7 * size:
                 runs.append([])
         if not char.isspace() or runs[-1]:
             runs[-1].append((i, char, box if not char.isspace() or not runs[-1] else runs[-1][-1][2]))
     lines = []
     for run in runs:
-        text = "".join(_LIGATURES.get(char, char) for _, char, _ in run)
-        text = re.sub("^[\x02\ue000-\uf8ff\ufffd]", "• ", text)  # a bullet of a symbol font
-        text = re.sub("[\x02\ufffe\xad](?=\\s*$)", "-", text)  # a hyphen at the line's end
-        text = re.sub("[\x00-\x1f\ue000-\uf8ff\ufffe\ufffd\xad\u200b]", "", text.replace("\xa0", " "))
-        text = re.sub(" {2,}", " ", text).strip()
+        text = clean("".join(char for _, char, _ in run))
         seen = [(i, box) for i, char, box in run if not char.isspace()]
         if not text or not seen:
             continue
@@ -73,8 +76,17 @@ def page_lines(page: Any) -> list[Line]:
             max(b[3] for _, b in seen),
         )
         sizes, bold, mono = zip(*fonts, strict=True)
-        lines.append(Line(box, round(max(sizes), 1), all(bold), all(mono), text))
+        lines.append(Line(box, round(sorted(sizes)[len(sizes) // 2], 1), all(bold), all(mono), text))
     return lines
+
+
+def clean(text: str) -> str:
+    """A line without ligatures, control and private characters; a symbol font's bullet and a broken hyphen are named."""
+    text = "".join(_LIGATURES.get(char, char) for char in text).replace("\xa0", " ")
+    text = re.sub("^[\x02\x7f-\x9f\ue000-\uf8ff\ufffd]", "• ", text)
+    text = re.sub("[\x02\ufffe\xad](?=\\s*$)", "-", text)
+    text = re.sub("[\x00-\x1f\x7f-\x9f\ue000-\uf8ff\ufffe\ufffd\xad\u200b]", "", text)
+    return re.sub(" {2,}", " ", text).strip()
 
 
 def _font(text_page: Any, index: int, raw: Any) -> tuple[float, bool, bool]:
@@ -102,10 +114,12 @@ def union(boxes: Iterable[Box]) -> Box:
 
 
 def rows(lines: Sequence[Line]) -> list[list[Line]]:
-    """Lines on one base line together, from left to right, the rows from top to bottom."""
+    """Lines on one base line together, from left to right, the rows from top to bottom. Superscripts join their line."""
     out: list[list[Line]] = []
     for line in sorted(lines, key=lambda item: -item.box[1]):
-        if out and out[-1][0].box[1] - line.box[1] < 0.45 * max(line.size, out[-1][0].size):
+        small, large = sorted((line, max(out[-1], key=lambda item: item.size) if out else line), key=lambda item: item.size)
+        raised = small.size < 0.85 * large.size and large.box[1] < (small.box[1] + small.box[3]) / 2 < large.box[3]
+        if out and (raised or out[-1][0].box[1] - line.box[1] < 0.45 * large.size):
             out[-1].append(line)
         else:
             out.append([line])
@@ -114,11 +128,12 @@ def rows(lines: Sequence[Line]) -> list[list[Line]]:
 
 def merged(row: Sequence[Line]) -> Line:
     """One line out of those on a base line."""
-    text = row[0].text
-    for left, right in zip(row, row[1:], strict=False):  # a superscript stands close
-        text += ("" if right.box[0] - left.box[2] < 0.12 * left.size else " ") + right.text
+    text, parts = row[0].text, row[0].parts
+    for left, right in pairwise(row):
+        gap = right.box[0] - left.box[2]  # a superscript stands close
+        text, parts = text + ("" if gap < 0.12 * left.size else " ") + right.text, parts + (gap > 2.5 * left.size)
     box = union(line.box for line in row)
-    return Line(box, max(line.size for line in row), all(r.bold for r in row), all(r.mono for r in row), text)
+    return Line(box, max(r.size for r in row), all(r.bold for r in row), all(r.mono for r in row), text, parts)
 
 
 def join_lines(lines: Sequence[str], words: frozenset[str] = frozenset()) -> str:
@@ -133,16 +148,25 @@ def join_lines(lines: Sequence[str], words: frozenset[str] = frozenset()) -> str
             out += line
             continue
         head, tail = re.search(r"([^\W\d_]+)-$", out), re.match(r"[^\W\d_]+", line)
-        if head and tail and tail.group()[0].islower():
-            whole = (head.group(1) + tail.group()).lower()
-            hyphen = whole not in words and f"{head.group(1)}-{tail.group()}".lower() in words
-            out = (out if hyphen else out[:-1]) + line
-        elif re.search(rf"[{HAN}\u3000-\u303f\uff00-\uffef]$", out) and re.match(
-            rf"[{HAN}\u3000-\u303f\uff00-\uffef“”‘’]", line
-        ):
+        if head and tail:
+            first, second = head.group(1).lower(), tail.group().lower()
+            both = f"{first}-{second}" in words or (len(first) > 2 and first in words and second in words)
+            kept = tail.group()[0].isupper() or (first + second not in words and both)
+            out = (out if kept else out[:-1]) + line
+        elif re.search(rf"[{HAN}]$", out) and re.match(rf"[{HAN}“‘]", line):
             out += line
-        elif re.search(r"\d[-–]$|https?:\S*/$|[\u3000-\u303f\uff00-\uffef]$", out) or re.match(r"[，。；：、）》”]", line):
+        elif re.search(r"\w[-–]$|https?:\S*[/-]$|@$|[\u3000-\u303f\uff00-\uffef]$", out) or re.match(r"[\u3001-\u303f\uff00-\uffef]", line):
             out += line
         else:
             out += " " + line
     return out
+
+
+def vocabulary(pages: Iterable[Iterable[Line]]) -> frozenset[str]:
+    """The words of a document in lower case, without those that a line break cuts in two."""
+    words, cut = set(), False
+    for line in (line for lines in pages for line in lines):
+        found = [word.lower() for word in re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*", line.text)]
+        words.update(found[bool(cut) : len(found) - line.text.endswith("-")])
+        cut = line.text.endswith("-")
+    return frozenset(words)

@@ -1,0 +1,258 @@
+"""From the blocks of all pages to Markdown: running headers out, pictures named, headings found, broken text joined."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from ragbuild.offline.parse.base import ParsedImage, ParseOptions, pipe_table
+from ragbuild.offline.parse.pdf_blocks import BULLET, CAPTION, NUMBER, Block
+from ragbuild.offline.parse.pdf_lines import Line, join_lines, union
+
+_NUMBERED = re.compile(
+    r"(?P<digits>\d{1,2}(?:\.\d{1,2}){0,4})\.?[ \u3000]+(?=[^\W\d_])|(?P<letters>[A-Z](?:\.[A-Z\d]{1,2}){1,3}) |"
+    r"[IVX]{1,5}\. ?(?=[A-Z])|第[一二三四五六七八九十\d]{1,3}[章节]|Chapter ?\d+|Appendix [A-Z]|附录"
+)
+_KNOWN = re.compile(r"(?i:abstract|references|bibliography|acknowledge?ments?|contents|appendix)|摘要|目录|参考文献|致谢|附录")
+_PAGE = re.compile(r"\W*(?:(?:page|第)\s*)?(?:[A-Z]?\d{0,3}-?\d{1,4}|[ivxl]{1,6})(?:\s*页|\s*(?:/|of)\s*\d+)?\W*", re.I)
+_LEADER = re.compile(r"(?:[ .·…]?[.·…]){4,}\s*")  # from an entry of a table of contents to its page
+
+
+def without_running(blocks: list[Block], sizes: Sequence[tuple[float, float]], body: float) -> list[Block]:
+    """Leave out headers, footers and page numbers: what stands in the outer 7 % of a page's height, is no larger than the
+    text, and is a number, comes again (digits aside) on other pages, or carries numbers that rise from page to page.
+    """
+    drop: set[int] = set()
+    seen: dict[tuple[bool, str], list[Block]] = defaultdict(list)
+    numbers: dict[bool, list[tuple[int, Block]]] = defaultdict(list)
+    for block in blocks:
+        height, text = sizes[block.page - 1][1], block.text
+        top, bottom = block.box[1] > 0.93 * height, block.box[3] < 0.07 * height
+        if not (top or bottom) or not 0 < len(block.lines) < 3 or block.size > body + 0.5:
+            continue
+        seen[top, re.sub(r"\d+|\b[ivxl]+$", "#", text)].append(block)
+        number = re.search(r"^(\d{1,4})\s|\s(\d{1,4})$", text)
+        if number:
+            numbers[top].append((int(number.group(1) or number.group(2)), block))
+        if _PAGE.fullmatch(text) or (number and numbers[top][-1][0] == block.page and len(text) < 80):
+            drop.add(id(block))
+    for group in seen.values():
+        if len({block.page for block in group}) > 1:
+            drop |= {id(block) for block in group}
+    for sequence in numbers.values():
+        if len(sequence) > 2 and all(a < b for (a, _), (b, _) in pairwise(sequence)):
+            drop |= {id(block) for _, block in sequence}
+    return [block for block in blocks if id(block) not in drop]
+
+
+def name_pictures(
+    blocks: list[Block], sizes: Sequence[tuple[float, float]], folder: Path, options: ParseOptions
+) -> tuple[list[Block], list[ParsedImage]]:
+    """Keep pictures that show something: no icons, no backgrounds, nothing that is on three pages or more; name them,
+    and make a caption beside one the text of its link.
+    """
+    data: dict[int, bytes] = {}
+    pages_of: dict[bytes, set[int]] = defaultdict(set)
+    for block in blocks:
+        file = (folder / block.source).resolve()
+        if block.source and options.parse.images and file.is_relative_to(folder.resolve()) and file.is_file():
+            data[id(block)] = file.read_bytes()
+            pages_of[data[id(block)]].add(block.page)
+
+    def shows(block: Block) -> bool:
+        wide, high = block.box[2] - block.box[0], block.box[3] - block.box[1]
+        share = wide * high / (sizes[block.page - 1][0] * sizes[block.page - 1][1])
+        return min(wide, high) >= 20 and 0.003 < share < 0.85 and len(pages_of[data[id(block)]]) < 3
+
+    kept = [block for block in blocks if block.kind != "image" or (id(block) in data and shows(block))]
+    images, counter = [], Counter[int]()
+    for i, block in enumerate(kept):
+        if block.kind != "image":
+            continue
+        near = [kept[j] for j in (i + 1, i - 1) if 0 <= j < len(kept) and kept[j].page == block.page]
+        caption = next((b for b in near if b.kind in ("text", "item") and _is_caption(b)), None)
+        text = caption.text if caption else ""
+        if caption:
+            caption.kind = "used"
+        counter[block.page] += 1
+        name = f"{options.name}_{block.page}_{counter[block.page]}.png"
+        images.append(ParsedImage(name, data[id(block)], block.page, text))
+        block.source = f"![{text}](images/{name})"
+    return [block for block in kept if block.kind != "used"], images
+
+
+def _is_caption(block: Block) -> bool:
+    return bool(CAPTION.match(block.text)) and len(block.text) < 200
+
+
+def mark_headings(blocks: list[Block], body: float) -> list[Block]:
+    """Decide which blocks are headings and of which level. A numbered one has the level of its number; the others that
+    of the numbered ones of their font size. Without numbers the level goes by font size.
+    """
+    headings: list[Block] = []
+    for block in blocks:
+        if block.kind in ("text", "item") and _is_heading(block, body):
+            block.kind, last = "heading", headings[-1] if headings else block
+            if last.page == block.page and abs(last.size - block.size) < 0.6 and not heading_number(block.text):
+                if -3 < last.box[1] - block.box[3] < 0.5 * block.size:  # one heading over two lines
+                    last.lines, last.box, block.kind = last.lines + block.lines, union((last.box, block.box)), "used"
+                    continue
+            headings.append(block)
+    numbered: dict[int, list[float]] = defaultdict(list)
+    for block in headings:
+        if depth := heading_number(block.text):
+            numbered[depth].append(block.size)
+    levels, level, last_size = {}, 0, 0.0
+    for size in sorted({block.size for block in headings}, reverse=True):
+        if not last_size or size < 0.9 * last_size or (size < last_size and size < 1.1 * body):
+            level, last_size = level + 1, size
+        levels[size] = level
+    sized = {depth: median(found) for depth, found in numbered.items()}
+    by_number = sum(map(len, numbered.values())) > 2
+    largest = max(sized.values(), default=0.0)
+    titled = any(block.size > 1.1 * largest for block in headings if not heading_number(block.text))
+    for block in headings:
+        depth = heading_number(block.text)
+        if by_number and (depth or block.size <= 1.1 * largest):
+            depth = depth or next((d for d in sorted(sized) if block.size > sized[d] - 0.5), max(sized) + 1)
+            block.level = min(depth - min(sized) + 1 + titled, 6)
+        else:
+            block.level = 1 if by_number else min(levels[block.size], 6)
+    return [block for block in blocks if block.kind != "used"]
+
+
+def heading_number(text: str) -> int:
+    """The depth of a heading's number: 1 for ``3 Scope``, ``第一章`` or ``IV.``, 2 for ``3.1``; 0 without a number."""
+    match = _NUMBERED.match(text)
+    return ((match["digits"] or match["letters"] or "").count(".") + 1) if match else 0
+
+
+def _is_heading(block: Block, body: float) -> bool:
+    """Short, without an end of a sentence, and larger than the text, bold, numbered or of a known name."""
+    text, size = block.text, block.size
+    numbered, hinted, bold = heading_number(text), block.hint == "heading", all(line.bold for line in block.lines)
+    han = len(re.findall("[\u3400-\u9fff]", text))
+    if len(text) > (60 if han > len(text) / 3 else 130) or len(block.lines) > 3 or any(line.parts > 1 for line in block.lines):
+        return False
+    if not re.search(r"[^\W\d_]{2}|[\u3400-\u9fff]", text) or re.search(r"[。；;,，、]$|[^.]\.$|^[•●▪*]", text):
+        return False
+    if _is_caption(block) or _LEADER.search(text) or (re.search(r"[:：]$|:\s", text) and not (hinted or numbered)):
+        return False
+    if (re.match(r"[IVX]+\. ?[A-Z]", text) and text.isupper()) or _KNOWN.fullmatch(text):
+        return size >= 0.7 * body
+    alone = len(block.lines) == 1
+    if size >= max(body * 1.08, body + 0.9):
+        return bool(numbered) or hinted or bold or (size >= 1.25 * body and alone and len(text) < 40)
+    if size < 0.95 * body:
+        return False
+    return bold and (bool(numbered) or hinted or (alone and len(text) < 70)) or bool(numbered) and hinted
+
+
+def to_markdown(blocks: Sequence[Block], pages: int, words: frozenset[str]) -> tuple[str, tuple[int, ...]]:
+    """The Markdown, and the offset at which each page begins. Paragraphs and tables go on over a page's end."""
+    out, starts, previous, stops = "", [0], None, []
+    for block in _rejoined(blocks):
+        glue, kind, before = "\n\n", block.kind, previous.kind if previous else ""
+        joined = 0  # letters of the paragraph before that are written again
+        if kind == "table":
+            head = block.table[0]
+            if before == "table" and _same_table(previous, block):
+                rows = block.table[head == previous.table[0] :]
+                glue, text, block.table[0] = "\n", "\n".join(pipe_table([["-"], *rows]).split("\n")[2:]), previous.table[0]
+            else:
+                text = pipe_table(block.table)
+        elif kind == "image":
+            text = block.source
+        elif kind == "code":
+            text = "\n".join(line.text for line in block.lines) + "\n```"
+            if before == "code" and 0 <= previous.box[1] - block.box[3] < 1.2 * block.size:  # one listing
+                out, glue = out.removesuffix("\n```"), "\n"
+            else:
+                text = "```\n" + text
+        elif kind == "heading":
+            text = "#" * block.level + " " + join_lines([line.text for line in block.lines], words)
+        elif kind == "note":
+            text = "> " + _flow(block, words).replace("\n", "\n> ")
+            glue = "\n>\n" if before == "note" and previous.page == block.page else glue
+        elif kind == "item":
+            stops, left = stops if before in ("item", "code") else [], block.lines[0].box[0]
+            while stops and left < stops[-1] - 4 and block.page == previous.page:
+                stops.pop()
+            if not stops or 8 < left - stops[-1] < 120:
+                stops.append(left)
+            text = "   " * min(len(stops) - 1, 3) + re.sub(rf"^(?:{BULLET.pattern})", "- ", _flow(block, words))
+            glue = "\n" if before == "item" else glue
+        else:
+            text = re.sub(r"^(?=[#>])", r"\\", _flow(block, words), flags=re.M)
+            if before in ("text", "item") and _goes_on(previous, block):
+                glue, joined = "", len(out) - max(out.rfind(" "), out.rfind("\n")) - 1
+        if not text:
+            continue
+        if joined:
+            whole = join_lines([out[-joined:], text], words)
+            at, out = len(out) - joined + len(whole) - len(text), out[:-joined] + whole
+        else:
+            out += glue if out else ""
+            at, out = len(out), out + text
+        starts += [at] * (block.page - len(starts))
+        previous = block
+    return out + "\n", tuple(starts + [len(out)] * (pages - len(starts)))
+
+
+def _rejoined(blocks: Sequence[Block]) -> list[Block]:
+    """The rest of a paragraph that a picture interrupts is put before the picture."""
+    out: list[Block] = []
+    for block in blocks:
+        at = len(out)
+        while at and out[at - 1].kind == "image" and out[at - 1].page == block.page:
+            at -= 1
+        moves = 0 < at < len(out) and block.kind == "text" and out[at - 1].kind in ("text", "item")
+        out.insert(at if moves and out[at - 1].page == block.page and _goes_on(out[at - 1], block) else len(out), block)
+    return out
+
+
+def _flow(block: Block, words: frozenset[str]) -> str:
+    """A paragraph's lines joined, but for line ends that were meant: where the next word would still have fitted, after
+    an entry of a table of contents, and before a label such as ``Date:``.
+    """
+    right, parts = max(line.box[2] for line in block.lines), [[block.lines[0].text]]
+    for line, following in pairwise(block.lines):
+        meant = _room(line, following, right) and not re.search(r"\w-$", line.text)
+        if meant or _LEADER.search(line.text) or re.match(r"[A-Z][\w-]*( [\w-]+){0,2}: \S", following.text):
+            parts.append([])
+        parts[-1].append(following.text)
+    return _LEADER.sub(" … ", "\n".join(join_lines(part, words) for part in parts))
+
+
+def _room(line: Line, following: Line, right: float) -> bool:
+    """Whether the first word of the following line would have fitted on this one, which may reach to `right`."""
+    word = re.match(r"[\u3400-\u9fff\u3000-\u303f]{1,3}|\S+", following.text)
+    width = (following.box[2] - following.box[0]) / max(len(following.text), 1)
+    return right - line.box[2] > width * (len(word.group()) + 1.5)
+
+
+def _goes_on(previous: Block, block: Block) -> bool:
+    """Whether a paragraph is the rest of the one before it: over the end of a page or column, or cut by the library."""
+    end, start, first = previous.text, block.text, block.lines[0]
+    if abs(previous.size - block.size) > 0.6 or len(end) < 20 or NUMBER.match(start) or re.search("[.。!?！？]$", end):
+        return False
+    below = previous.page == block.page and block.box[3] <= previous.box[1] + 2
+    if below:
+        far = previous.lines[-1].box[1] - first.box[1] > 1.55 * block.size
+        if far or (abs(block.box[0] - previous.box[0]) > 3 and previous.kind == "text") or first.bold != previous.lines[-1].bold:
+            return False
+    elif re.match(r"[a-z>)）]", start):
+        return True
+    full = not _room(previous.lines[-1], first, max(previous.box[2], block.box[2] if below else 0))
+    return full and not first.bold and not re.search("[:：;；”\"')）]$", end) and not _LEADER.search(end)
+
+
+def _same_table(above: Block, below: Block) -> bool:
+    """A page's first table goes on with the last one of the page before: as many columns, at the same places."""
+    if below.page != above.page + 1 or len(above.columns) != len(below.columns):
+        return False
+    return all(abs(a - b) < 6 for a, b in zip(above.columns, below.columns, strict=True))

@@ -1,0 +1,308 @@
+"""Query rewriting: completion, fallback and sub-question split, from the term dictionary; an LLM for hard cases.
+
+Each wrong rewrite costs recall, so each acts only on what the dictionary knows, and a query that needs none is left
+exactly alone. What people typed is dropped only where no document holds it; else the documents' term goes beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from ragbuild.core.config import RewriteConfig
+from ragbuild.core.errors import RagbuildError
+from ragbuild.core.forms import FormMatcher, NearHan, fold, form_key, singular, typo_distance, units
+from ragbuild.core.records import TermEntry
+from ragbuild.core.text import HAN, STOPWORDS, han_terms, jieba_tokenizer, language_of, stem_word
+from ragbuild.offline.general_words import GENERAL
+from ragbuild.online.split import split_question
+
+Propose = Callable[[str], Mapping[str, Any] | None]
+Edit = tuple[int, int, str]
+
+_HAN_RUN = re.compile(f"[{HAN}]+")
+_CODE = re.compile(r"(?<![A-Za-z0-9.])([A-Za-z]{1,8}[ _-]?\d{1,5}(?:\.\d{1,2})?[A-Za-z]?)(?![A-Za-z0-9]|[.-]\d)")
+_ERROR_NUMBER = re.compile(
+    r"(?:(?<![a-z])(?:error|err|fault|alarm|event)(?: ?code| no\.?| number)?|错误(?:代?码|号)?|报错|故障(?:代?码|号)?|告警码?|报)"
+    r" ?[:：#]? ?(\d{3,5})(?![\d.:/%])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One change: `before` became `after`, for `reason`."""
+
+    kind: Literal["completion", "split", "fallback", "model", "llm"]
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """`query`: the whole question after fallback and completion; `sub_questions` is (query,) when it is not compound."""
+
+    original: str
+    query: str
+    sub_questions: tuple[str, ...]
+    rewrites: tuple[Rewrite, ...]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a form in the query is: of which entry, and whether documents use it."""
+
+    entry: TermEntry
+    form: str
+    formal: bool
+
+
+class Rewriter:
+    """Rewrites by rules; made once from the dictionary an index was built with, called for every question.
+
+    `vocabulary` answers ``word in vocabulary`` for the documents; without it no typing error is corrected and every
+    colloquial form is replaced. `propose` maps a query to {"query", "sub_questions"} or None; it is asked only where
+    `config.use_llm` is on and no rule applied.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[TermEntry],
+        config: RewriteConfig,
+        vocabulary: Container[str] | None = None,
+        propose: Propose | None = None,
+    ) -> None:
+        self.config, self._vocabulary, self._propose = config, vocabulary, propose
+        self._entries = entries
+        self._matcher = FormMatcher(_forms(entries))
+        self._models = {_squeeze(f): f for e in reversed(entries) for f in e.formal if _is_code(e, f)}
+        codes = [e.standard_term for e in entries if e.kind == "error_code"]
+        by_number: dict[str, set[str]] = {}
+        for code in codes:
+            by_number.setdefault(re.sub(r"\D", "", code), set()).add(code)
+        self._numbers = {number: next(iter(named)) for number, named in by_number.items() if len(named) == 1}
+        self._near = NearHan(((f, f) for e in entries for f in e.formal), min_length=4)
+        self._words: dict[str, set[str]] = {}
+        for word in {u for e in entries for f in e.formal for u, _, _ in units(f) if len(u) > 4}:
+            if word.isascii() and word.isalpha():
+                self._words.setdefault(word[0], set()).add(word)
+        self._covered = lru_cache(maxsize=10_000)(self._holds)
+
+    def __call__(self, query: str) -> RewriteResult:
+        rewrites: list[Rewrite] = []
+        text = query
+        if self.config.fallback:
+            text = self._write(text, self._loose_codes(text), "model", rewrites)
+            text = self._write(text, self._misspelt(text), "fallback", rewrites)
+            text = self._write(text, self._colloquial(text), "fallback", rewrites)
+        if self.config.complete:
+            text = self._write(text, self._abbreviations(text), "completion", rewrites)
+        parts: tuple[str, ...] = (text,)
+        if self.config.split:
+            parts = split_question(text, self._topics, self.config.max_sub_questions)
+            if len(parts) > 1:
+                rewrites.append(Rewrite("split", text, " | ".join(parts), f"{len(parts)} questions in one"))
+        if not rewrites and self.config.use_llm and self._propose:
+            return self._by_llm(query)
+        return RewriteResult(query, text, parts, tuple(rewrites))
+
+    @staticmethod
+    def _write(
+        text: str, edits: list[tuple[Edit, str]], kind: Literal["completion", "fallback", "model"], rewrites: list[Rewrite]
+    ) -> str:
+        """Apply edits, which do not overlap, and note each with its reason."""
+        out, at = [], 0
+        for (start, end, new), reason in sorted(edits):
+            out += [text[at:start], new]
+            at = end
+            rewrites.append(Rewrite(kind, text[start:end], new, reason))
+        return "".join(out) + text[at:] if out else text
+
+    def _loose_codes(self, text: str) -> list[tuple[Edit, str]]:
+        """lg500, LG 900 -> LG-500, LG-900; "error 1042" -> "error E1042"."""
+        edits = []
+        for match in _CODE.finditer(text):
+            right = self._models.get(_squeeze(match.group(1)))
+            if right and fold(right) != fold(match.group(1)):
+                edits.append(((*match.span(1), right), f"the documents write {right}"))
+        taken = [edit for edit, _ in edits]
+        for match in _ERROR_NUMBER.finditer(text):
+            right = self._numbers.get(match.group(1))
+            if right and _free(match.span(1), taken):
+                edits.append(((*match.span(1), right), f"{right} is the only code with this number"))
+        return edits
+
+    def _misspelt(self, text: str) -> list[tuple[Edit, str]]:
+        """English words that no document holds to the nearest word of a term; Han forms with one wrong character."""
+        if self._vocabulary is None:
+            return []
+        taken: list[Sequence[Any]] = list(self._matcher.find(text))
+        edits = []
+        for word, start, end in units(text):
+            if len(word) > 4 and word.isascii() and word.isalpha() and word not in GENERAL and _free((start, end), taken):
+                right = self._nearest(word)
+                if right and not self._known_word(word):
+                    edits.append(((start, end, right), f"'{word}' stands in no document; nearest word of a term"))
+        for run in _HAN_RUN.finditer(fold(text)):
+            for a, b, right, _ in self._near.find(run.group()):
+                span = (run.start() + a, run.start() + b)
+                wrong = run.group()[a:b]
+                if _free(span, taken) and wrong not in self._vocabulary:
+                    taken.append(span)
+                    edits.append(((*span, right), f"'{wrong}' stands in no document; one character from {right}"))
+        return edits
+
+    def _nearest(self, word: str) -> str | None:
+        found = []
+        for right in self._words.get(word[0], ()):
+            distance = typo_distance(word, right)
+            if distance and _slip(word, right):
+                found.append((distance, right))
+        if not found or any(stem_word(right) == stem_word(word) for _, right in found):
+            return None
+        best = min(distance for distance, _ in found)
+        rights = {stem_word(right): right for distance, right in sorted(found, reverse=True) if distance == best}
+        return next(iter(rights.values())) if len(rights) == 1 else None
+
+    def _colloquial(self, text: str) -> list[tuple[Edit, str]]:
+        found = self._matcher.find(text)
+        present = {id(known.entry) for _, _, known in found if known.formal}
+        edits = []
+        for start, end, known in found:
+            form = text[start:end]
+            if known.formal or id(known.entry) in present or not self._is_word(text, start, end):
+                continue
+            present.add(id(known.entry))
+            term = _in_language(known.entry.formal, language_of(form)) or known.entry.standard_term
+            if self._covered(known.form) and not _like(known.form, known.entry):
+                edits.append(((start, end, form + _bracket(term, text)), f"the documents' term for '{form}' beside it"))
+            else:
+                edits.append(((start, end, term), f"the documents' term for '{form}'"))
+        return edits
+
+    def _abbreviations(self, text: str) -> list[tuple[Edit, str]]:
+        found = self._matcher.find(text)
+        language = language_of(text)
+        present = {id(k.entry) for a, b, k in found if k.formal and form_key(text[a:b]) != form_key(k.entry.abbreviation)}
+        edits = []
+        for start, end, known in found:
+            entry, form = known.entry, text[start:end]
+            if id(entry) in present or not entry.abbreviation or not known.formal:
+                continue
+            if form == form.lower() and language == "en" and (len(form) < 3 or form in GENERAL):
+                continue
+            longs = [f for f in entry.formal if form_key(f) != form_key(entry.abbreviation)]
+            long = _in_language(longs, language) or next(iter(longs), "")
+            if long and (self._vocabulary is None or self._covered(long)):
+                present.add(id(entry))
+                edits.append(((start, end, form + _bracket(long, text)), f"{entry.abbreviation} stands for {long}"))
+        return edits
+
+    def _is_word(self, text: str, start: int, end: int) -> bool:
+        """Is a short Han form a word here, or do its characters belong to its neighbours (对时 in 对时间)?"""
+        if end - start > 3 or not _HAN_RUN.fullmatch(text[start:end]):
+            return True
+        left = max(0, start - 4)
+        at, edges = left, {left}
+        for word in jieba_tokenizer(han_terms(self._entries)).cut(text[left : end + 4]):
+            at += len(word)
+            edges.add(at)
+        return {start, end} <= edges
+
+    def _holds(self, form: str) -> bool:
+        """Do the documents hold all words of `form` (of a Han form: half of its characters, in words of two or more)?"""
+        if self._vocabulary is None:
+            return False
+        for run in _HAN_RUN.findall(form):
+            held = i = 0
+            while i < len(run):
+                size = next((n for n in (4, 3, 2) if i + n <= len(run) and run[i : i + n] in self._vocabulary), 0)
+                held += size
+                i += size or 1
+            if run not in self._vocabulary and held * 2 < len(run):
+                return False
+        return all(self._known_word(u) for u, _, _ in units(form) if u.isascii() and u != " " and u not in STOPWORDS)
+
+    def _known_word(self, word: str) -> bool:
+        return self._vocabulary is not None and (word in self._vocabulary or stem_word(word) in self._vocabulary)
+
+    def _topics(self, text: str) -> list[str]:
+        """The terms in `text`, each once, as they stand there."""
+        seen: dict[int, str] = {}
+        for start, end, known in self._matcher.find(text):
+            seen.setdefault(id(known.entry), text[start:end])
+        return list(seen.values())
+
+    def _by_llm(self, query: str) -> RewriteResult:
+        """Take the model's proposal when it is one: no code of the query lost, not much longer than the query."""
+        try:
+            answer = self._propose(query) if self._propose else None
+        except RagbuildError as error:
+            return RewriteResult(query, query, (query,), (Rewrite("llm", query, query, f"the model failed: {error}"),))
+        text = answer.get("query") if isinstance(answer, Mapping) else None
+        parts = answer.get("sub_questions") or [] if isinstance(answer, Mapping) else []
+        if not isinstance(text, str) or not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
+            return RewriteResult(query, query, (query,), (Rewrite("llm", query, query, "the model gave no usable answer"),))
+        text, parts = text.strip(), [p.strip() for p in parts if p.strip()][: self.config.max_sub_questions]
+        codes = {u for u, _, _ in units(query) if re.search(r"\d", u)}
+        if not text or len(text) > 4 * len(query) + 200 or not codes <= {u for u, _, _ in units(text)}:
+            return RewriteResult(query, query, (query,), (Rewrite("llm", query, query, "the model lost or added too much"),))
+        if not self.config.split or len(parts) < 2:
+            parts = [text]
+        if text == query and parts == [query]:
+            return RewriteResult(query, query, (query,), ())
+        note = Rewrite("llm", query, " | ".join(parts), "proposed by the language model; no rule applied")
+        return RewriteResult(query, text, tuple(parts), (note,))
+
+
+def _forms(entries: Sequence[TermEntry]) -> list[tuple[str, _Known]]:
+    """Formal forms of all entries before colloquial ones: a name is nobody's nickname."""
+    formal = [(f, _Known(e, f, True)) for e in entries for f in e.formal]
+    names = {_number_free(f) for f, _ in formal}
+    return formal + [(f, _Known(e, f, False)) for e in entries for f in e.colloquial if _number_free(f) not in names]
+
+
+def _number_free(form: str) -> str:
+    return " ".join(map(singular, form_key(form).split()))
+
+
+def _is_code(entry: TermEntry, form: str) -> bool:
+    return entry.kind in ("product", "error_code", "protocol") and bool(re.search(r"\d", form)) and " v" not in form
+
+
+def _squeeze(code: str) -> str:
+    return re.sub(r"[\s_-]+", "", code).lower()
+
+
+def _slip(word: str, right: str) -> bool:
+    """Is it how fingers slip? In short words only a letter lost, doubled or swapped, or one vowel for another."""
+    if len(right) > 7 or len(word) != len(right) or sorted(word) == sorted(right):
+        return True
+    return all(a == b or (a in "aeiouy" and b in "aeiouy") for a, b in zip(word, right, strict=True))
+
+
+def _like(form: str, entry: TermEntry) -> bool:
+    """Is `form` a misspelling of a formal form: as many words, and nearly the same letters?"""
+    from rapidfuzz.distance import OSA
+
+    limit = 1 if _HAN_RUN.search(form) else 2
+    return any(
+        abs(len(form) - len(f)) <= limit and len(f) > 3 * limit and OSA.distance(fold(form), fold(f)) <= limit
+        for f in entry.formal
+    )
+
+
+def _in_language(forms: Sequence[str], language: str) -> str:
+    return next((f for f in forms if ("zh" if _HAN_RUN.search(f) else "en") == language), "")
+
+
+def _bracket(term: str, text: str) -> str:
+    return f"（{term}）" if language_of(text) == "zh" else f" ({term})"
+
+
+def _free(span: tuple[int, int], taken: Sequence[Sequence[Any]]) -> bool:
+    return not any(span[0] < other[1] and other[0] < span[1] for other in taken)
