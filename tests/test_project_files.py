@@ -1,4 +1,4 @@
-"""The project's files say the same: dependencies, pins, the conda environment, targets and what the READMEs tell to type."""
+"""The project's files agree: dependencies, pins, the conda environment, targets, and what the READMEs tell to type."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ PINS = [
 # Used without an import in our own code, each for the reason given.
 NOT_IMPORTED = {
     "torch": "below sentence-transformers and FlagEmbedding; pinned and installed first",
+    "opendataloader-pdf": "its Java program is started by the PDF parser, with limits of our own",
     "jupyterlab": "make lab",
     "ipykernel": "the kernel that papermill starts",
     "ruff": "make lint",
@@ -80,9 +81,11 @@ def environments():
             }
 
 
-@pytest.mark.parametrize("environment", list(environments()), ids=lambda e: f"{e['sys_platform']}-{e['python_version']}")
+@pytest.mark.parametrize(
+    "environment", list(environments()), ids=lambda e: f"{e['sys_platform']}-{e['python_version']}"
+)
 def test_the_whole_closure_is_pinned(environment):
-    """Follow the installed packages' requirements from ours: each is pinned where it is needed, by a version that fits."""
+    """Follow the installed packages' requirements from ours: each is pinned where it is needed, and the pin fits."""
     pins = {canonicalize_name(p.name): p for p in PINS if p.marker is None or p.marker.evaluate(environment)}
     todo = [Requirement(line) for group in DIRECT.values() for line in group]
     seen: dict[str, set[str]] = {}
@@ -145,7 +148,9 @@ def test_every_import_is_declared_and_every_dependency_used():
     local = {path.stem for path in (ROOT / "data").glob("*.py")} | {"ragbuild", "tests", "benchmarks", "conftest"}
     sources = [p for folder in ("ragbuild", "tests", "benchmarks", "data") for p in (ROOT / folder).rglob("*.py")]
     for path in sources:
-        local |= {sibling.stem for sibling in path.parent.glob("*.py")} if path.is_relative_to(ROOT / "tests") else set()
+        local |= (
+            {sibling.stem for sibling in path.parent.glob("*.py")} if path.is_relative_to(ROOT / "tests") else set()
+        )
     code = {path: path.read_text(encoding="utf-8") for path in sources}
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -180,7 +185,9 @@ def test_version_script_and_package_data():
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="ragbuild")
     assert script.value == "ragbuild.cli:main"
     assert callable(script.load())
-    data = [p.relative_to(ROOT).as_posix() for p in (ROOT / "ragbuild").rglob("*") if p.suffix in (".yaml", ".md", ".json")]
+    data = [
+        p.relative_to(ROOT).as_posix() for p in (ROOT / "ragbuild").rglob("*") if p.suffix in (".yaml", ".md", ".json")
+    ]
     for needed in ("config/default_config.yaml", "config/profiles/offline.yaml", "prompts/initial_prompt.md"):
         assert f"ragbuild/{needed}" in data
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["ragbuild"]  # with all its files
@@ -192,7 +199,9 @@ def test_version_script_and_package_data():
 def test_what_the_readmes_tell_to_type_exists(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    code = "\n".join(re.findall(r"```(?:bash|sh|console)?\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text))
+    code = "\n".join(
+        re.findall(r"```(?:bash|sh|console)?\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
+    )
     made = set(re.findall(r"\bmake ([a-z]+)", code))
     assert {"test"} <= made <= targets
     import typer

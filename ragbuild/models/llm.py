@@ -267,8 +267,8 @@ def _address(base_url: str | None) -> str:
     """The endpoint's address as it may be shown: no query."""
     if not base_url:
         raise MissingResource(
-            "no chat endpoint is set: export RAGBUILD_LLM_BASE_URL=https://…/v1 (any OpenAI-compatible one, a local one "
-            "too) and, where it wants one, RAGBUILD_LLM_API_KEY. Without an endpoint: generate.generator=extractive."
+            "no chat endpoint is set: export RAGBUILD_LLM_BASE_URL=https://…/v1 (any OpenAI-compatible one, a local "
+            "one too) and, where it wants a key, RAGBUILD_LLM_API_KEY. Without one: generate.generator=extractive."
         )
     try:
         parts = urlsplit(base_url)

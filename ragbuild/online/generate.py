@@ -7,7 +7,7 @@ coverage and cosine that are not normalised within the question.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,19 +16,14 @@ from pydantic import BaseModel
 
 from ragbuild.core.config import GenerateConfig
 from ragbuild.core.errors import RagbuildError
-from ragbuild.core.records import Candidate, Chunk, Citation
+from ragbuild.core.records import Candidate, Chunk, Citation, Document
 from ragbuild.core.text import language_of
 from ragbuild.index.versions import IndexVersion
 from ragbuild.models.embedders import Embedder
 from ragbuild.models.llm import ChatClient, UnparsedAnswer, parse_json
 from ragbuild.offline.prompts import PromptTemplate, check_citations, citations_in
+from ragbuild.online.extract import Extractor, Quote
 from ragbuild.online.passages import Passage, passages, readable
-
-_PROCEDURAL = re.compile(
-    r"\bhow (?:do|to|can|should|does)\b|\bsteps?\b|\bprocedure\b|怎么|怎样|如何|步骤|流程|咋", re.IGNORECASE
-)
-_ENCODED = 32  # passages whose cosine is computed, the best by coverage
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -88,104 +83,48 @@ class ExtractiveGenerator:
     name, stand_in = "extractive", True
 
     def __init__(self, version: IndexVersion, embedder: Embedder, config: GenerateConfig) -> None:
-        self.version, self.embedder, self.config = version, embedder, config
+        self.version, self.config = version, config
+        self.extract = Extractor(version, embedder)
+        self._newer = newer_versions(version.documents)
 
     def __call__(self, evidence: Evidence) -> Draft:
-        chosen: list[_Quote] = []
+        chosen: list[Quote] = []
+        limit = max(1, self.config.max_quotes // len(evidence.questions))
         for question in evidence.questions:
-            limit = max(1, self.config.max_quotes // len(evidence.questions))
-            chosen += [q for q in self._choose(question, evidence) if not any(q.overlaps(c) for c in chosen)][:limit]
+            quotes = self.extract(question, evidence.parents, evidence.top_m, self.config.max_quotes)
+            chosen += [q for q in quotes if not any(q.overlaps(c) for c in chosen)][:limit]
         if not chosen:
             return Draft("", [])
-        first = {q.parent: min(c.order for c in chosen if c.parent == q.parent) for q in chosen}
-        chosen = sorted(chosen, key=lambda q: (first[q.parent], q.parent, q.passage.start))
-        lines = [_line(q, evidence.parents[q.parent]) for q in chosen]
+        first = {q.parent: i for i, q in reversed(list(enumerate(chosen)))}
+        chosen = sorted(chosen, key=lambda q: (first[q.parent], q.passage.start))
+        lines = [self._line(q, evidence.parents[q.parent]) for q in chosen]
         citations = [
             cite(self.version, evidence.parents[q.parent], q.parent + 1, q.passage.start, q.passage.end) for q in chosen
         ]
         return Draft("\n".join(lines), citations, {"quotes": len(chosen)})
 
-    def _choose(self, question: str, evidence: Evidence) -> list[_Quote]:
-        """The passages that answer one question, best first: each must bring something that those before it lack."""
-        tokens = list(dict.fromkeys(self.version.tokenizer(question)))
-        weights = {t: self.version.lexical.idf(t) for t in tokens}
-        total = sum(weights.values()) or 1.0
-        quotes = self._quotes(question, evidence, weights, total)
-        chosen: list[_Quote] = []
-        covered: set[str] = set()
-        for quote in sorted(quotes, key=lambda q: (-q.score, q.parent, q.passage.start)):
-            gain = sum(weights[t] for t in quote.tokens - covered) / total
-            good = quote.score >= 0.6 * chosen[0].score if chosen else True
-            if not good or len(chosen) >= self.config.max_quotes:
-                break
-            if any(quote.overlaps(c) for c in chosen) or (
-                chosen and gain < 0.05 and quote.score < 0.9 * chosen[0].score
-            ):
-                continue
-            chosen.append(quote)
-            covered |= quote.tokens
-        return [_Quote(q.parent, q.passage, q.tokens, q.score, order) for order, q in enumerate(chosen)]
-
-    def _quotes(self, question: str, evidence: Evidence, weights: dict[str, float], total: float) -> list[_Quote]:
-        language, procedural = language_of(question), bool(_PROCEDURAL.search(question))
-        best = {c.chunk.parent_id: c.score or 0.0 for c in reversed(evidence.top_m)}
-        low = min(0.0, *best.values(), 0.0)  # a cross-encoder's scores may be negative
-        span = max(best.values(), default=low) - low or 1.0
-        quotes = []
-        for number, parent in enumerate(evidence.parents):
-            around = set(self.version.tokenizer(parent.breadcrumb)) & weights.keys()
-            prior = (best.get(parent.chunk_id, low) - low) / span
-            for passage in passages(parent.content):
-                text = parent.content[passage.start : passage.end]
-                if passage.kind in ("sentence", "item") and text.rstrip()[-1:] in ":：?？":
-                    continue  # leads into something, or asks: no answer by itself
-                held = set(self.version.tokenizer(f"{passage.header} {text}")) & weights.keys()
-                own = sum(weights[t] for t in held) / total
-                context = sum(weights[t] for t in around - held) / total
-                score = own + 0.4 * context + 0.5 * prior
-                score *= 1.0 if parent.language == language else 0.8
-                if passage.kind == "list":
-                    score *= 1.25 if procedural and passage.steps > 1 else 0.85
-                elif passage.kind == "code":
-                    score *= 0.7
-                quotes.append(_Quote(number, passage, frozenset(held), score, 0))
-        quotes.sort(key=lambda q: (-q.score, q.parent, q.passage.start))
-        near = quotes[:_ENCODED]
-        if near:
-            texts = [evidence.parents[q.parent].content[q.passage.start : q.passage.end][:400] for q in near]
-            cosines = self.embedder.encode_documents(texts) @ self.embedder.encode_queries([question])[0]
-            near = [
-                _Quote(q.parent, q.passage, q.tokens, q.score + 0.6 * max(0.0, float(c)), 0)
-                for q, c in zip(near, cosines, strict=True)
-            ]
-        return near
+    def _line(self, quote: Quote, parent: Chunk) -> str:
+        """A quote as a line of the answer with its citation; an older version says so and names the current one."""
+        text, old = readable(parent.content, quote.passage), ""
+        if parent.status != "active":
+            newer = self._newer.get(parent.doc_key, "")
+            if parent.language == "zh":
+                old = f"（{parent.doc_version} 旧版本，仅供参考{f'，现行版本为 {newer}' if newer else ''}）"
+            else:
+                old = f"[{parent.doc_version}, older version{f'; the current one is {newer}' if newer else ''}] "
+        mark = f"^{quote.parent + 1}^"
+        return f"{old}{text}\n{mark}" if text.endswith("```") else f"{old}{text} {mark}"
 
 
-@dataclass(frozen=True)
-class _Quote:
-    parent: int
-    passage: Passage
-    tokens: frozenset[str]
-    score: float
-    order: int
-
-    def overlaps(self, other: _Quote) -> bool:
-        a, b = self.passage, other.passage
-        return self.parent == other.parent and a.start < b.end and b.start < a.end
-
-
-def _line(quote: _Quote, parent: Chunk) -> str:
-    """A quote as a line of the answer, its citation before the line ends; an older version says so."""
-    text = readable(parent.content, quote.passage)
-    old = ""
-    if parent.status != "active":
-        old = (
-            f"（{parent.doc_version} 旧版本，仅供参考）"
-            if parent.language == "zh"
-            else f"[{parent.doc_version}, older version] "
-        )
-    mark = f"^{quote.parent + 1}^"
-    return f"{old}{text}\n{mark}" if quote.passage.kind == "code" else f"{old}{text} {mark}"
+def newer_versions(documents: Sequence[Document]) -> dict[str, str]:
+    """For the key of each older document, the version of the active one that replaced it."""
+    newer = {}
+    for old in documents:
+        for new in documents:
+            same = (new.kb, new.doc_id) == (old.kb, old.doc_id) or new.supersedes == old.key
+            if old.status != "active" and new.status == "active" and same:
+                newer[old.key] = new.doc_version
+    return newer
 
 
 def cite(version: IndexVersion, parent: Chunk, number: int, start: int, end: int) -> Citation:
@@ -197,7 +136,7 @@ def cite(version: IndexVersion, parent: Chunk, number: int, start: int, end: int
     return Citation(
         number=number, chunk_id=parent.chunk_id, doc_id=parent.doc_id, doc_version=parent.doc_version,
         title=document.title if document else parent.doc_source, doc_source=parent.doc_source, status=parent.status,
-        chapter=parent.chapter, section=parent.section, page=page, quote=parent.content[start:end],
+        chapter=parent.chapter, section=parent.section or parent.chapter, page=page, quote=parent.content[start:end],
     )  # fmt: skip
 
 
@@ -213,11 +152,7 @@ class ChatGenerator:
     def __call__(self, evidence: Evidence) -> Draft:
         version = self.fallback.version
         titles = {d.key: d.title for d in version.documents}
-        current = {
-            old.key: new.doc_version
-            for old in version.documents if old.status != "active"
-            for new in version.documents if (new.kb, new.doc_id, new.status) == (old.kb, old.doc_id, "active")
-        }  # fmt: skip
+        current = newer_versions(version.documents)
         try:
             completion = self.client.complete(self.prompt.messages(evidence.query, evidence.parents, titles, current))
         except RagbuildError as error:
@@ -243,7 +178,7 @@ class ChatGenerator:
             if number in numbers:
                 said |= set(version.tokenizer(text[position:start]))
             position = end
-        found = [p for p in passages(parent.content) if p.kind != "list"] or [
+        found = [p for p in passages(parent.content) if p.kind not in ("list", "table", "paragraph")] or [
             Passage(0, len(parent.content), "sentence")
         ]
         held = [len(said & set(version.tokenizer(parent.content[p.start : p.end]))) for p in found]

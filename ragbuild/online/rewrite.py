@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from ragbuild.core.config import RewriteConfig
@@ -30,6 +29,7 @@ _ERROR_NUMBER = re.compile(
     r" ?[:：#]? ?(\d{3,5})(?![\d.:/%])",
     re.IGNORECASE,
 )
+_SILENT = GENERAL - {"no", "not", "without"}  # words that a replacement may drop
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Rewriter:
         for word in {u for e in entries for f in e.formal for u, _, _ in units(f) if len(u) > 4}:
             if word.isascii() and word.isalpha():
                 self._words.setdefault(word[0], set()).add(word)
-        self._covered = lru_cache(maxsize=10_000)(self._holds)
+        self._tagged = any(e.tag for e in entries)
 
     def __call__(self, query: str) -> RewriteResult:
         rewrites: list[Rewrite] = []
@@ -129,10 +129,10 @@ class Rewriter:
             right = self._models.get(_squeeze(match.group(1)))
             if right and fold(right) != fold(match.group(1)):
                 edits.append(((*match.span(1), right), f"the documents write {right}"))
-        taken = [edit for edit, _ in edits]
+        taken = _Taken(text, [edit for edit, _ in edits])
         for match in _ERROR_NUMBER.finditer(text):
             right = self._numbers.get(match.group(1))
-            if right and _free(match.span(1), taken):
+            if right and taken.free(*match.span(1)):
                 edits.append(((*match.span(1), right), f"{right} is the only code with this number"))
         return edits
 
@@ -140,20 +140,19 @@ class Rewriter:
         """English words that no document holds to the nearest word of a term; Han forms with one wrong character."""
         if self._vocabulary is None:
             return []
-        taken: list[Sequence[Any]] = list(self._matcher.find(text))
+        taken = _Taken(text, self._matcher.find(text))
         edits = []
         for word, start, end in units(text):
-            if len(word) > 4 and word.isascii() and word.isalpha() and word not in GENERAL and _free((start, end), taken):
+            if len(word) > 4 and word.isascii() and word.isalpha() and word not in GENERAL and taken.free(start, end):
                 right = self._nearest(word)
-                if right and not self._known_word(word):
+                if right and not self._word_held(word):
                     edits.append(((start, end, right), f"'{word}' stands in no document; nearest word of a term"))
         for run in _HAN_RUN.finditer(fold(text)):
             for a, b, right, _ in self._near.find(run.group()):
-                span = (run.start() + a, run.start() + b)
-                wrong = run.group()[a:b]
-                if _free(span, taken) and wrong not in self._vocabulary:
-                    taken.append(span)
-                    edits.append(((*span, right), f"'{wrong}' stands in no document; one character from {right}"))
+                start, end, wrong = run.start() + a, run.start() + b, run.group()[a:b]
+                if taken.free(start, end) and wrong not in self._vocabulary:
+                    taken.add(start, end)
+                    edits.append(((start, end, right), f"'{wrong}' stands in no document; one character from {right}"))
         return edits
 
     def _nearest(self, word: str) -> str | None:
@@ -173,33 +172,64 @@ class Rewriter:
         present = {id(known.entry) for _, _, known in found if known.formal}
         edits = []
         for start, end, known in found:
-            form = text[start:end]
-            if known.formal or id(known.entry) in present or not self._is_word(text, start, end):
+            entry, form = known.entry, text[start:end]
+            if known.formal or id(entry) in present or not self._is_word(text, start, end):
                 continue
-            present.add(id(known.entry))
-            term = _in_language(known.entry.formal, language_of(form)) or known.entry.standard_term
-            if self._covered(known.form) and not _like(known.form, known.entry):
-                edits.append(((start, end, form + _bracket(term, text)), f"the documents' term for '{form}' beside it"))
-            else:
-                edits.append(((start, end, term), f"the documents' term for '{form}'"))
+            present.add(id(entry))
+            if right := _meant(form, entry):
+                edits.append(((start, end, right), f"'{form}' is a misspelling of {right}"))
+                continue
+            terms = self._terms_for(form, entry)
+            if not terms or any(_holds(text, f) for f in entry.formal if f != entry.abbreviation):
+                continue
+            if self._loses(form, terms):
+                edits.append(((start, end, form + _bracket(terms, text)), f"the documents' term for '{form}' beside it"))
+            elif not any(_holds(form, f) for f in entry.formal):
+                start, end = _overlap(text, start, end, terms[0])
+                new = terms[0] + (_bracket(terms[1:], text) if terms[1:] else "")
+                edits.append(((start, end, new), f"the documents' term for '{form}', which no document holds"))
         return edits
+
+    def _terms_for(self, form: str, entry: TermEntry) -> list[str]:
+        """What the documents call it, in the language of `form` where they have a name in it, then the abbreviation."""
+        language = "zh" if _HAN_RUN.search(form) else "en"
+        longs = [f for f in entry.formal if f != entry.abbreviation]
+        long = _in_language(longs, language)
+        if not long and not entry.abbreviation:
+            long = entry.standard_term
+            if language == "en" and self._words_held(form):
+                return []  # English documents have the form itself
+        terms = [long] if long and (not entry.abbreviation or self._phrase_held(long)) else []
+        if entry.abbreviation and not _holds(form, entry.abbreviation):
+            terms.append(entry.abbreviation)
+        return terms
+
+    def _loses(self, form: str, terms: Sequence[str]) -> bool:
+        """Would replacing `form` by `terms` drop a word that documents hold?"""
+        if self._vocabulary is None:
+            return False
+        kept = {stem_word(u) for term in terms for u, _, _ in units(term)}
+        latin = [u for u, _, _ in units(form) if u.isascii() and u != " " and u not in _SILENT]
+        if form in self._vocabulary or any(stem_word(u) not in kept and self._word_held(u) for u in latin):
+            return True
+        return any(2 * self._han_held(run) >= len(run) for run in _HAN_RUN.findall(form))
 
     def _abbreviations(self, text: str) -> list[tuple[Edit, str]]:
         found = self._matcher.find(text)
         language = language_of(text)
-        present = {id(k.entry) for a, b, k in found if k.formal and form_key(text[a:b]) != form_key(k.entry.abbreviation)}
+        present = {id(k.entry) for a, b, k in found if form_key(text[a:b]) != form_key(k.entry.abbreviation)}
         edits = []
         for start, end, known in found:
             entry, form = known.entry, text[start:end]
-            if id(entry) in present or not entry.abbreviation or not known.formal:
+            if id(entry) in present or not entry.abbreviation:
                 continue
             if form == form.lower() and language == "en" and (len(form) < 3 or form in GENERAL):
                 continue
-            longs = [f for f in entry.formal if form_key(f) != form_key(entry.abbreviation)]
+            present.add(id(entry))
+            longs = [f for f in entry.formal if f != entry.abbreviation]
             long = _in_language(longs, language) or next(iter(longs), "")
-            if long and (self._vocabulary is None or self._covered(long)):
-                present.add(id(entry))
-                edits.append(((start, end, form + _bracket(long, text)), f"{entry.abbreviation} stands for {long}"))
+            if long and not _holds(text, long) and self._phrase_held(long):
+                edits.append(((start, end, form + _bracket([long], text)), f"{entry.abbreviation} stands for {long}"))
         return edits
 
     def _is_word(self, text: str, start: int, end: int) -> bool:
@@ -213,28 +243,37 @@ class Rewriter:
             edges.add(at)
         return {start, end} <= edges
 
-    def _holds(self, form: str) -> bool:
-        """Do the documents hold all words of `form` (of a Han form: half of its characters, in words of two or more)?"""
-        if self._vocabulary is None:
-            return False
-        for run in _HAN_RUN.findall(form):
-            held = i = 0
-            while i < len(run):
-                size = next((n for n in (4, 3, 2) if i + n <= len(run) and run[i : i + n] in self._vocabulary), 0)
-                held += size
-                i += size or 1
-            if run not in self._vocabulary and held * 2 < len(run):
-                return False
-        return all(self._known_word(u) for u, _, _ in units(form) if u.isascii() and u != " " and u not in STOPWORDS)
+    def _phrase_held(self, form: str) -> bool:
+        """Do the documents hold this form of the dictionary? A plain set of words can only answer for its words."""
+        if self._vocabulary is None or form in self._vocabulary:
+            return True
+        return isinstance(self._vocabulary, (set, frozenset)) and self._words_held(form)
 
-    def _known_word(self, word: str) -> bool:
+    def _words_held(self, form: str) -> bool:
+        latin = [u for u, _, _ in units(form) if u.isascii() and u != " " and u not in STOPWORDS]
+        return all(map(self._word_held, latin)) and all(self._han_held(r) == len(r) for r in _HAN_RUN.findall(form))
+
+    def _word_held(self, word: str) -> bool:
         return self._vocabulary is not None and (word in self._vocabulary or stem_word(word) in self._vocabulary)
 
-    def _topics(self, text: str) -> list[str]:
-        """The terms in `text`, each once, as they stand there."""
-        seen: dict[int, str] = {}
+    def _han_held(self, run: str) -> int:
+        """How many characters of a Han form stand in words of two to four characters that documents hold?"""
+        if self._vocabulary is None:
+            return 0
+        held = i = 0
+        while i < len(run):
+            size = next((n for n in (4, 3, 2) if i + n <= len(run) and run[i : i + n] in self._vocabulary), 0)
+            held += size
+            i += size or 1
+        return held
+
+    def _topics(self, text: str) -> list[tuple[str, bool]]:
+        """The documents' names of the terms in `text`, each once, and whether a term belongs to a subsystem."""
+        seen: dict[int, tuple[str, bool]] = {}
         for start, end, known in self._matcher.find(text):
-            seen.setdefault(id(known.entry), text[start:end])
+            form = text[start:end]
+            name = form if known.formal else next(iter(self._terms_for(form, known.entry)), form)
+            seen.setdefault(id(known.entry), (name, bool(known.entry.tag) or not self._tagged))
         return list(seen.values())
 
     def _by_llm(self, query: str) -> RewriteResult:
@@ -285,24 +324,53 @@ def _slip(word: str, right: str) -> bool:
     return all(a == b or (a in "aeiouy" and b in "aeiouy") for a, b in zip(word, right, strict=True))
 
 
-def _like(form: str, entry: TermEntry) -> bool:
-    """Is `form` a misspelling of a formal form: as many words, and nearly the same letters?"""
+def _meant(form: str, entry: TermEntry) -> str:
+    """The formal form that `form` is a misspelling of (one Han character, or two letters, in a longer form), or ""."""
     from rapidfuzz.distance import OSA
 
     limit = 1 if _HAN_RUN.search(form) else 2
-    return any(
-        abs(len(form) - len(f)) <= limit and len(f) > 3 * limit and OSA.distance(fold(form), fold(f)) <= limit
-        for f in entry.formal
-    )
+    for right in entry.formal:
+        near = abs(len(form) - len(right)) <= limit and len(right) > 3 * limit - (limit == 1)
+        if near and form_key(form) != form_key(right) and OSA.distance(fold(form), fold(right)) <= limit:
+            return right
+    return ""
+
+
+def _holds(text: str, form: str) -> bool:
+    """Does `form` stand in `text`, in whole words?"""
+    if _HAN_RUN.search(form):
+        return fold(form) in fold(text)
+    return f" {form_key(form)} " in f" {form_key(text)} "
+
+
+def _overlap(text: str, start: int, end: int, term: str) -> tuple[int, int]:
+    """Widen the span over a word that `term` would repeat: "default selfsigned cert", 灾备恢复."""
+    first, last = term.split(" ")[0] + " ", term[-2:]
+    if " " in term and fold(text[:start]).endswith(fold(first)):
+        start -= len(first)
+    if _HAN_RUN.fullmatch(last) and text[end:].startswith(last):
+        end += len(last)
+    return start, end
 
 
 def _in_language(forms: Sequence[str], language: str) -> str:
     return next((f for f in forms if ("zh" if _HAN_RUN.search(f) else "en") == language), "")
 
 
-def _bracket(term: str, text: str) -> str:
-    return f"（{term}）" if language_of(text) == "zh" else f" ({term})"
+def _bracket(terms: Sequence[str], text: str) -> str:
+    return f"（{'、'.join(terms)}）" if language_of(text) == "zh" else f" ({', '.join(terms)})"
 
 
-def _free(span: tuple[int, int], taken: Sequence[Sequence[Any]]) -> bool:
-    return not any(span[0] < other[1] and other[0] < span[1] for other in taken)
+class _Taken:
+    """Which characters of a text are spoken for."""
+
+    def __init__(self, text: str, spans: Sequence[Sequence[Any]]) -> None:
+        self._mask = bytearray(len(text))
+        for start, end, *_ in spans:
+            self.add(start, end)
+
+    def add(self, start: int, end: int) -> None:
+        self._mask[start:end] = b"\1" * (end - start)
+
+    def free(self, start: int, end: int) -> bool:
+        return not any(self._mask[start:end])

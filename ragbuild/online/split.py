@@ -19,8 +19,8 @@ _ASK = rf"(?:can|could|do|does|did|is|are|was|were|should|must|will|would|may)(?
 # After "and" any question word; after a comma alone only what cannot be a relative clause ("the file, which is …").
 _AFTER_COMMA = rf"(?:how|what|why)\b|(?:where|when|which|who) (?:\w+ )?{_ASK}|{_ASK}"
 _SEPARATOR = re.compile(
-    rf"[;?!；？！。]+\s*|，\s*|,(?=[ ]*[{HAN}])\s*|,?\s+(?:and|but|also|then)\s+(?:also\s+|then\s+)?(?={_WH}|{_ASK})"
-    rf"|,\s*(?={_AFTER_COMMA})|(?<=[{HAN}]),\s*",
+    rf"[;?!；？！。，]+|,(?= ?[{HAN}])|(?<=[{HAN}]),|,?\s{{1,3}}(?:and|but|also|then)\s{{1,3}}(?:also |then )?(?={_WH}|{_ASK})"
+    rf"|,\s{{0,3}}(?={_AFTER_COMMA})",
     re.IGNORECASE,
 )
 _QUESTION = re.compile(
@@ -31,10 +31,10 @@ _POINTS_BACK = re.compile(r"\b(?:it|its|them|they|their|that one)\b|它|这个|�
 _NOUN = re.compile(r"\b(?:the|my|our|an?)\s+([a-z][a-z-]{2,30})\b", re.IGNORECASE)
 
 
-def split_question(text: str, topics: Callable[[str], list[str]], most: int) -> tuple[str, ...]:
+def split_question(text: str, topics: Callable[[str], list[tuple[str, bool]]], most: int) -> tuple[str, ...]:
     """The sub-questions of `text` in order, at most `most`; (text,) when it is not compound.
 
-    `topics` gives the dictionary's terms in a text.
+    `topics` gives the dictionary's terms in a text, each with whether it can be what a question is about.
     """
     spans: list[tuple[int, int]] = []
     pending, at, joined_by_word = 0, 0, False
@@ -53,11 +53,13 @@ def split_question(text: str, topics: Callable[[str], list[str]], most: int) -> 
     if len(spans) < 2 or most < 2:
         return (text,)
     first = text[spans[0][0] : spans[0][1]].strip()
-    about = topics(first)[:2] or [m.group(1) for m in _NOUN.finditer(first) if m.group(1).lower() not in GENERAL][:1]
+    named = topics(first)
+    about = [name for name, sure in named if sure][:2] or [name for name, _ in named][:2]
+    about = about or [m.group(1) for m in _NOUN.finditer(first) if m.group(1).lower() not in GENERAL][:1]
     parts: list[tuple[int, int, str]] = []
     for start, end in spans:
         piece = text[start:end].strip()
-        own = topics(piece)
+        own = any(sure for _, sure in topics(piece))
         back = bool(_POINTS_BACK.search(piece))
         weak = not own and (back or _content(piece) < 2 or bool(re.search(f"[{HAN}]", piece)))
         topic = ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,46 +68,66 @@ def _parser_for(path: Path, candidates: list[DocumentParser], corpus: CorpusConf
     if not head.strip(b" \t\r\n\f\v\0\xef\xbb\xbf\xff\xfe"):
         raise DocumentRefused("the file is empty")
     if size > corpus.max_file_mb * MB:
-        raise DocumentRefused(f"{size / MB:.0f} MB, over corpus.max_file_mb ({corpus.max_file_mb:g}); raise it or split the file")
+        raise DocumentRefused(
+            f"{size / MB:.0f} MB, over corpus.max_file_mb ({corpus.max_file_mb:g}); raise it or split the file"
+        )
     for parser in candidates:
         if parser.accepts(head, path):
             return parser
     raise DocumentRefused("no parser reads this format; give it as PDF, DOCX, PPTX, XLSX, HTML, Markdown or text")
 
 
-def _parse(path: Path, parser: DocumentParser, options: ParseOptions, content_hash: str) -> ParsedDocument:
-    """From the cache, else parsed. An unexpected exception of a library becomes a refusal with its type and message."""
+def _entry(parser: DocumentParser, options: ParseOptions, content_hash: str) -> Path:
+    """The folder of the cache for these bytes, parser, settings and name."""
     settings = options.parse.model_dump_json() + f"|{options.corpus.max_unzipped_mb}"
     key = sha256("|".join([content_hash, parser.name, parser.version, options.name, settings]))
-    folder = cache_dir("parsed") / key[:2] / key
+    return cache_dir("parsed") / key[:2] / key
+
+
+def _parse(path: Path, parser: DocumentParser, options: ParseOptions, content_hash: str) -> ParsedDocument:
+    """From the cache, else parsed. An unexpected exception of a library becomes a refusal with its type and message."""
+    folder = _entry(parser, options, content_hash)
     parsed = _cached(folder)
     if parsed is None:
         try:
             parsed = parser.parse(path, options)
-        except RagbuildError:
-            raise
-        except Exception as error:  # a library may raise anything on a broken file
-            raise DocumentRefused(f"cannot be read as {parser.name}: {type(error).__name__}: {str(error)[:200]}") from error
-        if not parsed.markdown.strip():
+        except Exception as error:
+            raise DocumentRefused(_reason(error, f" as {parser.name}")) from error
+        if not re.search(r"\w", parsed.markdown):
             raise DocumentRefused(f"holds no text (read as {parser.name})")
-        for image in parsed.images:
-            write_bytes(folder / image.name, image.data)
-        write_json(folder / "document.json", _as_json(parsed) | {"hashes": [sha256(i.data) for i in parsed.images]})
+        with contextlib.suppress(OSError):  # the cache only saves time: a full disk must not cost a document
+            for image in parsed.images:
+                write_bytes(folder / image.name, image.data)
+            write_json(folder / "document.json", _as_json(parsed) | {"hashes": [sha256(i.data) for i in parsed.images]})
     warning = mislabelled(path, detect(read_head(path), path))
     return replace(parsed, warnings=(*parsed.warnings, *([warning] if warning else [])))
+
+
+def _reason(error: Exception, how: str = "") -> str:
+    """Our own errors say what is wrong; what a library raises on a broken file is named by its type."""
+    return (
+        str(error)
+        if isinstance(error, RagbuildError)
+        else f"cannot be read{how}: {type(error).__name__}: {str(error)[:200]}"
+    )
 
 
 def _as_json(parsed: ParsedDocument) -> dict[str, Any]:
     images = [{"name": image.name, "page": image.page, "caption": image.caption} for image in parsed.images]
     return {
         "parser": parsed.parser, "page_starts": list(parsed.page_starts), "metadata": parsed.metadata,
-        "warnings": list(parsed.warnings), "images": images, "markdown": parsed.markdown,
+        "warnings": list(parsed.warnings), "markdown": parsed.markdown, "images": images,
     }  # fmt: skip
 
 
 def _from_json(data: dict[str, Any], markdown: str, images: tuple[ParsedImage, ...]) -> ParsedDocument:
     return ParsedDocument(
-        markdown, tuple(map(int, data["page_starts"])), images, dict(data["metadata"]), data["parser"], tuple(data["warnings"])
+        markdown,
+        tuple(map(int, data["page_starts"])),
+        images,
+        dict(data["metadata"]),
+        data["parser"],
+        tuple(data["warnings"]),
     )
 
 
@@ -112,7 +135,9 @@ def _cached(folder: Path) -> ParsedDocument | None:
     """The cache's entry, or None when there is none or it is damaged."""
     try:
         data = read_json(folder / "document.json")
-        images = tuple(ParsedImage(i["name"], (folder / i["name"]).read_bytes(), i["page"], i["caption"]) for i in data["images"])
+        images = tuple(
+            ParsedImage(i["name"], (folder / i["name"]).read_bytes(), i["page"], i["caption"]) for i in data["images"]
+        )
         if [sha256(image.data) for image in images] != data["hashes"]:
             return None
         return _from_json(data, str(data["markdown"]), images)
@@ -135,8 +160,10 @@ def parse_corpus(
     result, every = CorpusResult(warnings=warnings), parsers()
     for source in _links(folder):
         result.refused.append({"doc_source": source, "reason": "a link is not followed; copy the file into the folder"})
-    skipped = {folder / name for name in (*NOT_DOCUMENTS, corpus.sidecar)}
-    files = [path for path in walk(folder) if path not in skipped]
+    skipped = {(folder / name).resolve() for name in (*NOT_DOCUMENTS, corpus.sidecar)}
+    skipped |= {Path(name).resolve() for name in (corpus.query_log, corpus.term_review)}
+    files = [path for path in walk(folder) if path.resolve() not in skipped]
+    names = Counter(path.with_suffix("") for path in files)
     chosen: dict[Path, tuple[DocumentParser, str]] = {}
     by_hash: dict[str, str] = {}
     for path in files:
@@ -147,8 +174,8 @@ def parse_corpus(
             if (first := by_hash.setdefault(content_hash, source)) != source:
                 raise DocumentRefused(f"the same content as '{first}'; keep one of the two")
             chosen[path] = (parser, content_hash)
-        except (DocumentRefused, OSError) as error:
-            result.refused.append({"doc_source": source, "reason": str(error)})
+        except Exception as error:  # one bad file must not stop the others
+            result.refused.append({"doc_source": source, "reason": _reason(error)})
     try:
         _prepare(chosen, folder, parse, corpus)
         keys: dict[str, str] = {}
@@ -156,14 +183,18 @@ def parse_corpus(
             source = path.relative_to(folder).as_posix()
             try:
                 parsed = _parse(path, parser, ParseOptions(safe_name(source), parse, corpus), content_hash)
-                document, inferred, notes = resolve(source, parsed, rows.get(source), corpus.sidecar, content_hash)
+                document, inferred, notes = resolve(
+                    source, parsed, rows.get(source), corpus.sidecar, content_hash, names[path.with_suffix("")] > 1
+                )
                 if (first := keys.setdefault(document.key, source)) != source:
-                    raise DocumentRefused(f"the same key {document.key} as '{first}'; give it another doc_id or doc_version")
+                    raise DocumentRefused(
+                        f"the same key {document.key} as '{first}'; give it another doc_id or doc_version"
+                    )
                 result.documents.append(ParsedEntry(document, parsed))
                 result.inferred.extend(inferred)
                 result.warnings.extend([*notes, *(f"{source}: {warning}" for warning in parsed.warnings)])
-            except (DocumentRefused, OSError) as error:
-                result.refused.append({"doc_source": source, "reason": str(error)})
+            except Exception as error:
+                result.refused.append({"doc_source": source, "reason": _reason(error)})
             if progress is not None:
                 progress(source, done, len(chosen))
     finally:
@@ -174,7 +205,9 @@ def parse_corpus(
     return result
 
 
-def _prepare(chosen: dict[Path, tuple[DocumentParser, str]], folder: Path, parse: ParseConfig, corpus: CorpusConfig) -> None:
+def _prepare(
+    chosen: dict[Path, tuple[DocumentParser, str]], folder: Path, parse: ParseConfig, corpus: CorpusConfig
+) -> None:
     """Hand all PDFs that the cache does not hold to one Java process."""
     pdfs: dict[PdfParser, list[Path]] = {}
     for path, (parser, content_hash) in chosen.items():
@@ -188,7 +221,11 @@ def _prepare(chosen: dict[Path, tuple[DocumentParser, str]], folder: Path, parse
 def _links(folder: Path) -> list[str]:
     found = []
     for root, dirs, names in os.walk(folder, followlinks=False):
-        found += [os.path.join(root, n) for n in (*dirs, *names) if not n.startswith(".") and os.path.islink(os.path.join(root, n))]
+        found += [
+            os.path.join(root, n)
+            for n in (*dirs, *names)
+            if not n.startswith(".") and os.path.islink(os.path.join(root, n))
+        ]
     return sorted(Path(path).relative_to(folder).as_posix() for path in found)
 
 
@@ -224,7 +261,9 @@ def load_parsed(workspace: Workspace, document: Document) -> ParsedDocument:
     try:
         markdown = workspace.path(f"parsed/{name}.md").read_bytes().decode("utf-8")
     except OSError as error:
-        raise UsageError(f"no parsed text of '{document.doc_source}' in {workspace.root}; run the build again") from error
+        raise UsageError(
+            f"no parsed text of '{document.doc_source}' in {workspace.root}; run the build again"
+        ) from error
     data = read_json(workspace.path(f"parsed/{name}.pages.json"))
     images = tuple(ParsedImage(i["name"], b"", i["page"], i["caption"]) for i in data["images"])
     return _from_json(data, markdown, images)

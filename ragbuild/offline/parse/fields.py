@@ -30,7 +30,10 @@ _TYPES = (
     ("admin_guide", "admin|管理员"), ("user_guide", "user.?(guide|manual|portal)|用户手册|使用手册"),
     ("guide", "guide|manual|handbook|手册|指南"), ("report", "report|报告"),
 )  # fmt: skip
-_VERSION = re.compile(r"(?<![\w.])(?:v\d{1,3}(?:\.\d{1,3}){0,3}|\d{1,2}(?:\.\d{1,3}){1,3})(?![\w])|(?<![a-z0-9])rev[-_. ]?[a-z0-9]{1,2}(?![a-z0-9])", re.I)
+_VERSION = re.compile(
+    r"(?<![\w.])(?:v\d{1,3}(?:\.\d{1,3}){0,3}|\d{1,2}(?:\.\d{1,3}){1,3})(?![\w])|(?<![a-z0-9])rev[-_. ]?[a-z0-9]{1,2}(?![a-z0-9])",
+    re.I,
+)
 
 
 def read_sidecar(folder: Path, name: str) -> tuple[dict[str, Row], list[str]]:
@@ -41,11 +44,15 @@ def read_sidecar(folder: Path, name: str) -> tuple[dict[str, Row], list[str]]:
     for line, row in enumerate(read_csv(path, required=["doc_source"]), 2):
         source = row.pop("doc_source").replace("\\", "/").removeprefix("./")
         if line == 2 and (unknown := sorted(set(row) - set(FIELDS))):
-            warnings.append(f"{name}: unknown column(s) {', '.join(unknown)} ignored; it takes doc_source, {', '.join(FIELDS)}")
+            warnings.append(
+                f"{name}: unknown column(s) {', '.join(unknown)} ignored; it takes doc_source, {', '.join(FIELDS)}"
+            )
         if not source:
             warnings.append(f"{name} line {line}: doc_source is empty; the row was ignored")
         elif source in rows:
-            warnings.append(f"{name} line {line}: a second row for '{source}' (first: line {rows[source][0]}) was ignored")
+            warnings.append(
+                f"{name} line {line}: a second row for '{source}' (first: line {rows[source][0]}) was ignored"
+            )
         elif not (folder / source).is_file():
             warnings.append(f"{name} line {line}: there is no file '{source}' in {folder}")
         else:
@@ -54,10 +61,11 @@ def read_sidecar(folder: Path, name: str) -> tuple[dict[str, Row], list[str]]:
 
 
 def resolve(
-    source: str, parsed: ParsedDocument, row: Row | None, sidecar: str, content_hash: str
+    source: str, parsed: ParsedDocument, row: Row | None, sidecar: str, content_hash: str, twin: bool = False
 ) -> tuple[Document, list[dict[str, str]], list[str]]:
     """The document's record, what was inferred (doc_source, field, value, rule), and warnings.
 
+    `twin`: another file has the same path but for its extension, so that an inferred doc_id keeps the extension.
     Raises DocumentRefused, naming the line of the sidecar or the front matter, when a given value is not valid.
     """
     front = parsed.metadata if parsed.parser == "markdown" else {}
@@ -66,7 +74,7 @@ def resolve(
     line, given = row or (0, {})
     values: dict[str, Any] = {**given, **{key: front[key] for key in FIELDS if front.get(key)}}
     inferred = []
-    for field, (value, rule) in _rules(source, parsed).items():
+    for field, (value, rule) in _rules(source, parsed, twin).items():
         if field not in values:
             values[field] = value
             inferred.append({"doc_source": source, "field": field, "value": value, "rule": rule})
@@ -82,19 +90,22 @@ def resolve(
         raise DocumentRefused("invalid document fields: " + "; ".join(problems)) from None
 
 
-def _rules(source: str, parsed: ParsedDocument) -> Mapping[str, tuple[str, str]]:
+def _rules(source: str, parsed: ParsedDocument, twin: bool) -> Mapping[str, tuple[str, str]]:
     """Each field that may be inferred: (value, the rule that gives it)."""
     path = PurePosixPath(source)
     stem = path.name.removesuffix(path.suffix)
     version, kind = _VERSION.search(stem), next((name for name, words in _TYPES if re.search(words, stem, re.I)), "")
     plain = re.sub(r"[-_. ]{2,}", "-", stem.replace(version.group(), "")).strip("-_. ") if version else stem
-    doc_id = re.sub(r"\s+", "-", ".".join([*path.parts[:-1], plain or stem]))
-    heading = re.search(r"^# +(.+)$", re.sub(r"^```.*?^```", "", parsed.markdown, flags=re.S | re.M), re.M)
-    title = heading.group(1).strip() if heading else parsed.metadata.get("title", "")
+    doc_id = re.sub(r"\s+", "-", ".".join([*path.parts[:-1], plain or stem])) + (path.suffix if twin else "")
+    heading = re.search(r"^# +(.+)$", re.sub(r"^```.*?^```", "", parsed.markdown[:5000], flags=re.S | re.M), re.M)
+    title = heading.group(1).strip(" *") if heading else parsed.metadata.get("title", "")
     how = "first level-1 heading" if heading else "core properties" if title else "file name"
     version_value = re.sub(r"^(?=\d)", "v", version.group()) if version else "unversioned"
     return {
-        "doc_id": (doc_id, "relative path" + (", without the version" if version else "")),
+        "doc_id": (
+            doc_id,
+            "relative path" + (" without the version" if version else "") + (" with the extension" if twin else ""),
+        ),
         "doc_version": (version_value, "pattern in the file name" if version else "default"),
         "product_model": ("all", "default"),
         "kb": ("default", "default"),

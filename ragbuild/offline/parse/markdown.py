@@ -29,7 +29,7 @@ class MarkdownParser:
         return detect(head, path) == self.name
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
-        text, _ = decode(path.read_bytes())
+        text = decode(path.read_bytes())
         metadata, text, warnings = front_matter(text)
         images: list[ParsedImage] = []
 
@@ -125,7 +125,7 @@ def _html_text(data: bytes) -> str:
             return data.decode(name)
         except (UnicodeDecodeError, LookupError):
             pass  # the declaration is wrong, as it often is in saved pages
-    return decode(data)[0]
+    return decode(data)
 
 
 _DROP = "script style noscript template nav aside footer form button svg iframe object select textarea input dialog video audio"

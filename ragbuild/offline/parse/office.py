@@ -139,7 +139,7 @@ class PptxParser:
             return pipe_table(
                 [["", *map(str, plots[0][0])]] + [[s.name, *map(str, s.values)] for _, s in plots] if plots else []
             )
-        if hasattr(shape, "image") and options.parse.images:
+        if shape.shape_type in (13, 14) and hasattr(shape, "image") and options.parse.images:  # embedded pictures only
             alt = " ".join((shape._element._nvXxPr.cNvPr.get("descr") or "").split())
             name = f"{options.name}_{page}_{sum(i.page == page for i in images) + 1}.{shape.image.ext}"
             images.append(ParsedImage(name, shape.image.blob, page, alt))
@@ -188,6 +188,7 @@ class XlsxParser:
                     warnings.append(f"sheet '{sheet.title}' is hidden and was left out")
                     continue
                 parts.append(f"## {sheet.title}")
+                sheet.reset_dimensions()  # what the file declares may be the whole grid
                 block: list[list[str]] = []
                 for row in [*sheet.iter_rows(values_only=True), ()]:
                     cells = [_value(cell) for cell in row]

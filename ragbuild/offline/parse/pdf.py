@@ -6,6 +6,7 @@ tried again alone, so that one bad file does not sink the others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -45,7 +46,11 @@ class PdfParser:
 
     def prepare(self, paths: Sequence[Path], config: ParseConfig) -> None:
         """Lay out many PDFs in one process; whatever fails is left to `parse`."""
-        good = [path for path in paths if _is_readable(path)]
+        good = []
+        for path in paths:
+            with contextlib.suppress(DocumentRefused):
+                _open(path).close()
+                good.append(path)
         if len(good) > 1:
             self._folder = self._folder or tempfile.TemporaryDirectory(prefix="ragbuild-pdf-")
             self._layouts |= _lay_out(good, Path(self._folder.name), config)
@@ -64,23 +69,14 @@ class PdfParser:
         with tempfile.TemporaryDirectory(prefix="ragbuild-pdf-") as folder:
             layouts = _lay_out([path], Path(folder), options.parse)
             if path not in layouts:
-                raise DocumentRefused("the layout of this PDF cannot be read; open it and save it anew ('print to PDF')")
+                raise DocumentRefused(
+                    "the layout of this PDF cannot be read; open it and save it anew ('print to PDF')"
+                )
             return _document(layouts[path], content, options)
 
 
-def _is_readable(path: Path) -> bool:
-    try:
-        _read(path)
-    except DocumentRefused:
-        return False
-    return True
-
-
-def _read(path: Path) -> Content:
-    """Lines and size of each page, the properties, and the pages that are pictures of text.
-
-    Raises DocumentRefused for what cannot be used.
-    """
+def _open(path: Path) -> Any:
+    """The document of pypdfium2; raises DocumentRefused for a file that is cut off, damaged or needs a password."""
     import pypdfium2
 
     with path.open("rb") as handle:
@@ -88,11 +84,18 @@ def _read(path: Path) -> Content:
         if b"%%EOF" not in handle.read():
             raise DocumentRefused("truncated PDF: its end (%%EOF) is missing; fetch the file again")
     try:
-        pdf = pypdfium2.PdfDocument(path)
+        return pypdfium2.PdfDocument(path)
     except pypdfium2.PdfiumError as error:
         if "password" in str(error).lower():
             raise DocumentRefused("encrypted PDF that needs a password; save it without one") from error
         raise DocumentRefused(f"damaged PDF ({error}); fetch the file again") from error
+
+
+def _read(path: Path) -> Content:
+    """Lines and size of each page, the properties, and the pages that are pictures of text; refuses a mere scan."""
+    import pypdfium2
+
+    pdf = _open(path)
     try:
         pages = [page_lines(page) for page in pdf]
         sizes = [page.get_size() for page in pdf]
@@ -123,7 +126,16 @@ def _lay_out(paths: Sequence[Path], folder: Path, config: ParseConfig) -> dict[P
     environment = os.environ | {
         "PATH": os.pathsep.join([java, os.environ.get("PATH", "")]), "JAVA_TOOL_OPTIONS": f"-Xmx{config.java_memory_mb}m"
     }  # fmt: skip
-    command = [sys.executable, "-m", "opendataloader_pdf", *map(str, files), "--output-dir", str(output), "--format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "opendataloader_pdf",
+        *map(str, files),
+        "--output-dir",
+        str(output),
+        "--format",
+        "json",
+    ]
     command += ["--keep-line-breaks", "--quiet", "--image-output", "external" if config.images else "off"]
     timeout = config.timeout_s + 5 * (len(paths) - 1)
     process = subprocess.Popen(
@@ -133,7 +145,9 @@ def _lay_out(paths: Sequence[Path], folder: Path, config: ParseConfig) -> dict[P
         process.wait(timeout)
     except subprocess.TimeoutExpired:
         if len(paths) == 1:
-            raise DocumentRefused(f"not laid out within {timeout:g} s; raise parse.timeout_s or split the file") from None
+            raise DocumentRefused(
+                f"not laid out within {timeout:g} s; raise parse.timeout_s or split the file"
+            ) from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # the Java process is its child

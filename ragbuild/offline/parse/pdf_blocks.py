@@ -57,7 +57,9 @@ def leadings(pages: Sequence[list[Line]]) -> dict[float, float]:
     return {size: min(g for g, n in found.items() if n >= 0.15 * max(found.values())) for size, found in gaps.items()}
 
 
-def page_blocks(elements: Sequence[dict[str, Any]], lines: list[Line], page: int, leading: dict[float, float]) -> list[Block]:
+def page_blocks(
+    elements: Sequence[dict[str, Any]], lines: list[Line], page: int, leading: dict[float, float]
+) -> list[Block]:
     """Blocks of one page, in reading order. `lines` are all of the page's; each is used once."""
     ruled = [e["bounding box"] for e in _walk(elements) if e["type"] == "table" and not _is_layout(e)]
     gutters = _gutters(_blocks_of(elements, lines, page, leading))
@@ -69,10 +71,19 @@ def page_blocks(elements: Sequence[dict[str, Any]], lines: list[Line], page: int
     taken = {id(line) for table in tables for line in table.lines}
     blocks = _blocks_of(elements, [line for line in lines if id(line) not in taken], page, leading, bool(tables))
     for table in (replace(table, lines=[]) for table in tables):
-        lower = (i for i, b in enumerate(blocks) if b.box[3] <= table.box[3] and min(b.box[2], table.box[2]) > max(b.box[0], table.box[0]))
+        lower = (
+            i
+            for i, b in enumerate(blocks)
+            if b.box[3] <= table.box[3] and min(b.box[2], table.box[2]) > max(b.box[0], table.box[0])
+        )
         at = next(lower, len(blocks))
         head = blocks[at - 1] if at else table
-        if head.kind == "table" and len(head.table) < 3 and len(head.table[0]) == len(table.table[0]) and head.box[1] - table.box[3] < 40:
+        if (
+            head.kind == "table"
+            and len(head.table) < 3
+            and len(head.table[0]) == len(table.table[0])
+            and head.box[1] - table.box[3] < 40
+        ):
             titles = [" ".join(dict.fromkeys(filter(None, cells))) for cells in zip(*head.table, strict=True)]
             blocks[at - 1] = replace(table, table=[titles, *table.table])  # a ruled header over rows without rules
         else:
@@ -141,7 +152,9 @@ def _checked(own: list[Line], element: dict[str, Any], partly: bool) -> list[Lin
     x0, y0, x1, y1 = element["bounding box"]
     step, font, size = (y1 - y0) / len(content), element.get("font", ""), float(element.get("font size", 10))
     bold, mono = bool(re.search("bold|black", font, re.I)), bool(re.search("mono|courier", font, re.I))
-    return [Line((x0, y1 - (i + 1) * step, x1, y1 - i * step), size, bold, mono, text) for i, text in enumerate(content)]
+    return [
+        Line((x0, y1 - (i + 1) * step, x1, y1 - i * step), size, bold, mono, text) for i, text in enumerate(content)
+    ]
 
 
 def _split(lines: list[Line], hint: str, page: int, framed: bool, leading: dict[float, float]) -> list[Block]:
@@ -159,7 +172,11 @@ def _split(lines: list[Line], hint: str, page: int, framed: bool, leading: dict[
         code = all(line.mono for line in group) and not re.fullmatch(r".*@\S+|https?:\S+", first)
         listed = BULLET.match(first) or NUMBER.match(first)
         if box[3] - box[1] < 3 * (box[2] - box[0]) or len(first) < 6:  # else written upwards in the margin: a stamp
-            out.append(Block("code" if code else "note" if framed else "item" if listed else "text", page, box, group, hint=hint))
+            out.append(
+                Block(
+                    "code" if code else "note" if framed else "item" if listed else "text", page, box, group, hint=hint
+                )
+            )
     return out
 
 
@@ -189,7 +206,9 @@ def _table(element: dict[str, Any], page: int, box: Box, pool: list[Line]) -> Bl
     for cell in (cell for row in element["rows"] for cell in row["cells"]):
         text = _cell([merged(row) for row in rows([line for line in pool if inside(line, cell["bounding box"], 0.5)])])
         if not text:
-            text = "\n".join(join_lines(k["content"].split("\n")) for k in _walk(cell.get("kids", ())) if k.get("content"))
+            text = "\n".join(
+                join_lines(k["content"].split("\n")) for k in _walk(cell.get("kids", ())) if k.get("content")
+            )
         top, left = cell["row number"], cell["column number"]
         edges[left] = cell["bounding box"][0]
         for r in range(top, top + cell.get("row span", 1)):
@@ -267,7 +286,11 @@ def _in_columns(blocks: list[Block]) -> list[Block]:
         i, block = item
         x, y = (block.box[0] + block.box[2]) / 2, (block.box[1] + block.box[3]) / 2
         band = sum(cut > y for cut in cuts)
-        return (band, True, 0, 0.0, i) if id(block) in across else (band, False, sum(g < x for g in gutters), -block.box[3], i)
+        return (
+            (band, True, 0, 0.0, i)
+            if id(block) in across
+            else (band, False, sum(g < x for g in gutters), -block.box[3], i)
+        )
 
     return [block for _, block in sorted(enumerate(blocks), key=place)] if gutters else blocks
 

@@ -117,7 +117,9 @@ def rows(lines: Sequence[Line]) -> list[list[Line]]:
     """Lines on one base line together, from left to right, the rows from top to bottom. Superscripts join their line."""
     out: list[list[Line]] = []
     for line in sorted(lines, key=lambda item: -item.box[1]):
-        small, large = sorted((line, max(out[-1], key=lambda item: item.size) if out else line), key=lambda item: item.size)
+        small, large = sorted(
+            (line, max(out[-1], key=lambda item: item.size) if out else line), key=lambda item: item.size
+        )
         raised = small.size < 0.85 * large.size and large.box[1] < (small.box[1] + small.box[3]) / 2 < large.box[3]
         if out and (raised or out[-1][0].box[1] - line.box[1] < 0.45 * large.size):
             out[-1].append(line)
@@ -155,7 +157,9 @@ def join_lines(lines: Sequence[str], words: frozenset[str] = frozenset()) -> str
             out = (out if kept else out[:-1]) + line
         elif re.search(rf"[{HAN}]$", out) and re.match(rf"[{HAN}“‘]", line):
             out += line
-        elif re.search(r"\w[-–]$|https?:\S*[/-]$|@$|[\u3000-\u303f\uff00-\uffef]$", out) or re.match(r"[\u3001-\u303f\uff00-\uffef]", line):
+        elif re.search(r"\w[-–]$|https?:\S*[/-]$|@$|[\u3000-\u303f\uff00-\uffef]$", out) or re.match(
+            r"[\u3001-\u303f\uff00-\uffef]", line
+        ):
             out += line
         else:
             out += " " + line

@@ -17,7 +17,9 @@ _NUMBERED = re.compile(
     r"(?P<digits>\d{1,2}(?:\.\d{1,2}){0,4})\.?[ \u3000]+(?=[^\W\d_])|(?P<letters>[A-Z](?:\.[A-Z\d]{1,2}){1,3}) |"
     r"[IVX]{1,5}\. ?(?=[A-Z])|第[一二三四五六七八九十\d]{1,3}[章节]|Chapter ?\d+|Appendix [A-Z]|附录"
 )
-_KNOWN = re.compile(r"(?i:abstract|references|bibliography|acknowledge?ments?|contents|appendix)|摘要|目录|参考文献|致谢|附录")
+_KNOWN = re.compile(
+    r"(?i:abstract|references|bibliography|acknowledge?ments?|contents|appendix)|摘要|目录|参考文献|致谢|附录"
+)
 _PAGE = re.compile(r"\W*(?:(?:page|第)\s*)?(?:[A-Z]?\d{0,3}-?\d{1,4}|[ivxl]{1,6})(?:\s*页|\s*(?:/|of)\s*\d+)?\W*", re.I)
 _LEADER = re.compile(r"(?:[ .·…]?[.·…]){4,}\s*")  # from an entry of a table of contents to its page
 
@@ -136,7 +138,11 @@ def _is_heading(block: Block, body: float) -> bool:
     text, size = block.text, block.size
     numbered, hinted, bold = heading_number(text), block.hint == "heading", all(line.bold for line in block.lines)
     han = len(re.findall("[\u3400-\u9fff]", text))
-    if len(text) > (60 if han > len(text) / 3 else 130) or len(block.lines) > 3 or any(line.parts > 1 for line in block.lines):
+    if (
+        len(text) > (60 if han > len(text) / 3 else 130)
+        or len(block.lines) > 3
+        or any(line.parts > 1 for line in block.lines)
+    ):
         return False
     if not re.search(r"[^\W\d_]{2}|[\u3400-\u9fff]", text) or re.search(r"[。；;,，、]$|[^.]\.$|^[•●▪*]", text):
         return False
@@ -149,7 +155,8 @@ def _is_heading(block: Block, body: float) -> bool:
         return bool(numbered) or hinted or bold or (size >= 1.25 * body and alone and len(text) < 40)
     if size < 0.95 * body:
         return False
-    return bold and (bool(numbered) or hinted or (alone and len(text) < 70)) or bool(numbered) and hinted
+    lettered = re.match(r"[A-Z]\.[A-Z\d]", text) is not None
+    return bold and (bool(numbered) or hinted or (alone and len(text) < 70)) or bool(numbered) and (hinted or lettered)
 
 
 def to_markdown(blocks: Sequence[Block], pages: int, words: frozenset[str]) -> tuple[str, tuple[int, ...]]:
@@ -162,7 +169,11 @@ def to_markdown(blocks: Sequence[Block], pages: int, words: frozenset[str]) -> t
             head = block.table[0]
             if before == "table" and _same_table(previous, block):
                 rows = block.table[head == previous.table[0] :]
-                glue, text, block.table[0] = "\n", "\n".join(pipe_table([["-"], *rows]).split("\n")[2:]), previous.table[0]
+                glue, text, block.table[0] = (
+                    "\n",
+                    "\n".join(pipe_table([["-"], *rows]).split("\n")[2:]),
+                    previous.table[0],
+                )
             else:
                 text = pipe_table(block.table)
         elif kind == "image":
@@ -187,9 +198,11 @@ def to_markdown(blocks: Sequence[Block], pages: int, words: frozenset[str]) -> t
             text = "   " * min(len(stops) - 1, 3) + re.sub(rf"^(?:{BULLET.pattern})", "- ", _flow(block, words))
             glue = "\n" if before == "item" else glue
         else:
-            text = re.sub(r"^(?=[#>])", r"\\", _flow(block, words), flags=re.M)
+            text = re.sub(r"\n(?=[#>])", r"\n\\", _flow(block, words))
             if before in ("text", "item") and _goes_on(previous, block):
-                glue, joined = "", len(out) - max(out.rfind(" "), out.rfind("\n")) - 1
+                joined = len(out) - max(out.rfind(" "), out.rfind("\n")) - 1
+            elif text[:1] in ("#", ">"):
+                text = "\\" + text
         if not text:
             continue
         if joined:
@@ -243,7 +256,11 @@ def _goes_on(previous: Block, block: Block) -> bool:
     below = previous.page == block.page and block.box[3] <= previous.box[1] + 2
     if below:
         far = previous.lines[-1].box[1] - first.box[1] > 1.55 * block.size
-        if far or (abs(block.box[0] - previous.box[0]) > 3 and previous.kind == "text") or first.bold != previous.lines[-1].bold:
+        if (
+            far
+            or (abs(block.box[0] - previous.box[0]) > 3 and previous.kind == "text")
+            or first.bold != previous.lines[-1].bold
+        ):
             return False
     elif re.match(r"[a-z>)）]", start):
         return True

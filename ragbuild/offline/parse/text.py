@@ -29,7 +29,7 @@ class TextParser:
         return detect(head, path) == self.name
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
-        text, encoding = decode(path.read_bytes())
+        text = decode(path.read_bytes())
         lines = [line.expandtabs(4).rstrip() for line in text.split("\n")]
         blocks = [list(block) for filled, block in groupby(lines, key=bool) if filled]
         metadata, out = {}, []

@@ -1,0 +1,143 @@
+"""Which passages of the parents answer a question, without a language model: a stand-in that quotes and invents nothing.
+
+A passage is scored by the idf-weighted share of the question that it holds itself, that its heading holds and that the
+rest of its parent holds, by its cosine, and by how the reranker ranked its parent; then by what kind of answer the
+question asks for (steps, a list, a number, a remedy). The weights are fixed and few.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ragbuild.core.records import Candidate, Chunk
+from ragbuild.core.text import language_of
+from ragbuild.index.versions import IndexVersion
+from ragbuild.models.embedders import Embedder
+from ragbuild.online.passages import Passage, passages
+
+HEADING, ELSEWHERE, COSINE, PARENT = 0.5, 0.15, 0.6, 0.5  # weights beside 1.0 for what the passage holds itself
+GOOD, EQUAL, GAIN, SAME = 0.72, 0.93, 0.08, 0.5  # shares: of the best score, of the question, of common words
+_ENCODED = 32  # passages whose cosine is computed, the best without it
+
+_STEPS = re.compile(r"\bhow (?:do|to|can|should)\b|\bsteps?\b|\bprocedure\b|怎么|怎样|如何|步骤|流程|咋", re.I)
+_ALL = re.compile(r"\blist\b|\bwhich\b|\bwhat (?:are|is new|to)\b|\ball\b|哪些|清单|列表|分别|各是|各多少|一览", re.I)
+_NUMBER = re.compile(
+    r"\bhow (?:long|many|much|often|big|large|fast|high)\b|\bmax|\bmin(?:imum)?\b|\blimit|\binterval|\bdefault|\bsize|\bwhen\b"
+    r"|几|多少|多久|多长|多大|多重|期限|上限|最[大小多少长短]|间隔|默认|什么时候",
+    re.I,
+)
+_ASKING = frozenset("long mani much often more get 几 多久 多长 多长时间 多大 时间 哪 哪台 哪里 可以 能 要 要求 会 还 怎么办".split())
+_SYMPTOM = re.compile(r"\W{0,4}(?:symptoms?|signs?|现象|症状|问题描述)\b[\s.:：*]", re.I)
+_REMEDY = re.compile(
+    r"\W{0,4}(?:remedy|resolution|solution|fix|what to do|workaround|处理|处置|解决(?:办法|方法)?|对策|措施)\b[\s.:：*]", re.I
+)
+_DIGIT = re.compile(r"\d|[一二三四五六七八九十两][个次天年月周台份条位]")
+_KIND = {"list": 0.85, "table": 0.8, "code": 0.85, "note": 0.9, "paragraph": 1.0, "sentence": 1.0, "item": 0.95, "row": 1.0}
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A passage of the parent with index `parent`, its score, and the words of the question that it holds."""
+
+    parent: int
+    passage: Passage
+    score: float
+    held: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+
+    def overlaps(self, other: Quote) -> bool:
+        a, b = self.passage, other.passage
+        return self.parent == other.parent and a.start < b.end and b.start < a.end
+
+
+class Extractor:
+    """Chooses quotes for one question from the parents given."""
+
+    def __init__(self, version: IndexVersion, embedder: Embedder) -> None:
+        self.version, self.embedder = version, embedder
+
+    def __call__(self, question: str, parents: Sequence[Chunk], top_m: Sequence[Candidate], limit: int) -> list[Quote]:
+        """At most `limit` quotes, best first; each brings something that those before it lack."""
+        weights = self.weights(question)
+        chosen: list[Quote] = []
+        covered: set[str] = set()
+        for quote in self.scored(question, parents, top_m):
+            if len(chosen) == limit or (chosen and quote.score < GOOD * chosen[0].score):
+                break
+            gain = sum(weights[t] for t in quote.held - covered)
+            if chosen and (
+                (gain < GAIN and quote.score < EQUAL * chosen[0].score)
+                or any(quote.overlaps(c) or _alike(quote, c) for c in chosen)
+            ):
+                continue
+            chosen.append(quote)
+            covered |= quote.held
+        return chosen
+
+    def weights(self, question: str) -> dict[str, float]:
+        """The question's words with their share of its idf weight; words that only ask count nothing."""
+        idf = {t: self.version.lexical.idf(t) for t in dict.fromkeys(self.version.tokenizer(question)) if t not in _ASKING}
+        total = sum(idf.values()) or 1.0
+        return {t: w / total for t, w in idf.items()}
+
+    def scored(self, question: str, parents: Sequence[Chunk], top_m: Sequence[Candidate]) -> list[Quote]:
+        """Every passage of the parents, by (-score, parent, position)."""
+        weights, language = self.weights(question), language_of(question)
+        best = {c.chunk.parent_id: c.score or 0.0 for c in reversed(top_m)}
+        top = max(best.values(), default=0.0) or 1.0
+        quotes = []
+        for number, parent in enumerate(parents):
+            prior = PARENT * max(0.0, best.get(parent.chunk_id, 0.0) / top)
+            heading = self._held(parent.breadcrumb, weights)
+            body = self._held(parent.content, weights)
+            for passage in passages(parent.content, parent.table_header):
+                text = parent.content[passage.start : passage.end]
+                if passage.kind in ("sentence", "item", "paragraph") and text[-1:] in ":：?？":
+                    continue  # leads into something, or asks: no answer by itself
+                words = frozenset(self.version.tokenizer(text))
+                held = words & weights.keys()
+                near = (heading | self._held(passage.header, weights)) - held
+                share = [sum(weights[t] for t in some) for some in (held, near, body - near - held)]
+                score = share[0] + HEADING * share[1] + ELSEWHERE * share[2] + prior
+                score = (score + _fit(question, text, passage)) * _factor(question, passage)
+                score *= 1.0 if parent.language == language else 0.8
+                quotes.append(Quote(number, passage, score, held | near, words))
+        quotes.sort(key=_order)
+        return sorted(self._with_cosine(question, parents, quotes[:_ENCODED]), key=_order)
+
+    def _with_cosine(self, question: str, parents: Sequence[Chunk], quotes: list[Quote]) -> list[Quote]:
+        if not quotes:
+            return []
+        texts = [parents[q.parent].content[q.passage.start : q.passage.end][:400] for q in quotes]
+        cosines = self.embedder.encode_documents(texts) @ self.embedder.encode_queries([question])[0]
+        return [replace(q, score=q.score + COSINE * max(0.0, float(c))) for q, c in zip(quotes, cosines, strict=True)]
+
+    def _held(self, text: str, weights: dict[str, float]) -> frozenset[str]:
+        return frozenset(self.version.tokenizer(text)) & weights.keys() if text else frozenset()
+
+
+def _order(quote: Quote) -> tuple[float, int, int, int]:
+    return (-quote.score, quote.parent, quote.passage.start, quote.passage.end)
+
+
+def _alike(a: Quote, b: Quote) -> bool:
+    """Two quotes that share more than half of their words say the same."""
+    return len(a.words & b.words) > SAME * min(len(a.words), len(b.words))
+
+
+def _fit(question: str, text: str, passage: Passage) -> float:
+    """What the passage offers of the kind that the question asks for."""
+    fit = 0.15 if _NUMBER.search(question) and _DIGIT.search(text) else 0.0
+    if _REMEDY.match(text):
+        fit += 0.25
+    return fit - 0.4 if _SYMPTOM.match(text) else fit
+
+
+def _factor(question: str, passage: Passage) -> float:
+    if passage.kind == "list" and passage.steps > 1 and _STEPS.search(question):
+        return 1.25
+    if passage.kind in ("list", "table") and _ALL.search(question):
+        return 1.1
+    return _KIND[passage.kind]
