@@ -116,12 +116,14 @@ def serve(folder: str, n_queries: int, out) -> None:  # type: ignore[no-untyped-
     import faiss  # noqa: F401
     import tantivy  # noqa: F401
 
+    from ragbuild.core.text import WordTokenizer
     from ragbuild.models.embedders import load_embedder
     from ragbuild.online.pipeline import Pipeline
 
     config = configuration()
     embedder = load_embedder("use-multilingual", config.embedder)
-    embedder.encode_queries(["warm up 预热"])  # the model's own weights are not the index
+    embedder.encode_queries(["warm up 预热"])  # the model's weights and jieba's dictionary are not the index
+    WordTokenizer()("预热 warm up")
     before = resident()
     pipeline = Pipeline.open(Path(folder).parent, config)
     pipeline._embedder = embedder

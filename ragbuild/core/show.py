@@ -114,7 +114,10 @@ class Table:
         from html import escape
 
         cells = self.frame.to_html(index=False, escape=True, border=0, justify="left")
-        head = f"<caption style='caption-side:top;text-align:left;font-weight:bold'>{escape(self.caption)}</caption>"
+        for tag in ("th", "td"):  # inline, since Jupyter's own style sheet aligns all cells right
+            cells = cells.replace(f"<{tag}>", f"<{tag} style='text-align:left'>")
+        style = "caption-side:top;text-align:left;font-weight:bold;white-space:nowrap"
+        head = f"<caption style='{style}'>{escape(self.caption)}</caption>"
         return cells.replace("<thead>", head + "<thead>", 1) if self.caption else cells
 
     def __repr__(self) -> str:

@@ -172,7 +172,7 @@ def read_csv(path: str | Path, required: Sequence[str] = ()) -> list[dict[str, s
             raise InputRefused(f"{path} lacks the column(s) {', '.join(missing)}; it has {reader.fieldnames}")
         return [{k: _no_formula(v or "", undo=True).strip() for k, v in row.items() if k is not None} for row in reader]
     except csv.Error as error:
-        raise InputRefused(f"{path}, line {reader.line_num}: not a CSV file ({error})") from error
+        raise InputRefused(f"{path}, after line {reader.line_num}: not a CSV file ({error})") from error
 
 
 def _no_formula(text: str, undo: bool = False) -> str:

@@ -135,7 +135,7 @@ _RUN = 200  # characters that jieba gets at once: its time grows with the square
 _PARTS = re.compile(r"[a-z]+|\d+(?:\.\d+)*|[^\W\d_]+")
 
 
-@lru_cache(maxsize=200_000)
+@lru_cache(maxsize=50_000)
 def stem_word(word: str) -> str:
     """The stem of an English word in small letters (Snowball)."""
     return _stemmer().stemWord(word)

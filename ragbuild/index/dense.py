@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ragbuild.index.lexical import best
+from ragbuild.index.lexical import NEAR, best
 
 SELECTIVE = 0.1
 
@@ -92,7 +92,7 @@ class DenseIndex:
                 faiss.swig_ptr(query), faiss.swig_ptr(vectors), vectors.shape[1], 1, len(vectors), wanted,
                 faiss.swig_ptr(scores), faiss.swig_ptr(rows), selector,
             )  # fmt: skip
-            if wanted == passing or scores[0, -1] < scores[0, k - 1]:
+            if wanted == passing or scores[0, -1] < scores[0, k - 1] - NEAR * abs(scores[0, k - 1]):
                 return rows[0], scores[0]
             wanted = min(wanted * 4, passing)  # more ties than were fetched: the id decides, not faiss
 

@@ -23,6 +23,8 @@ import numpy as np
 from ragbuild.core.errors import MissingResource
 from ragbuild.index.filters import FIELDS, Filter
 
+NEAR = 2e-6  # relative: some twenty terms added up in 32-bit floats
+
 
 def lucene_idf(n_documents: int, frequency: int) -> float:
     """Always positive, unlike the original BM25 idf, also where a frequency still counts deleted documents."""
@@ -45,15 +47,23 @@ class LexicalIndex(Protocol):
 
 
 def best(rows: np.ndarray, scores: np.ndarray, k: int, id_rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The k best by (-score, id); `id_rank[row]` is the row's place in the order of ids."""
-    if k < 1:
+    """The k best by (-score, id); `id_rank[row]` is the row's place in the order of ids.
+
+    Scores that differ by rounding alone (`NEAR`) tie, and get the score of the first of them: engines add up the terms
+    of a query in different orders.
+    """
+    if k < 1 or not len(rows):
         return rows[:0], scores[:0]
     if len(rows) > k:  # keep every tie with the k-th score, so that the id decides and not the partition
-        threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
-        keep = scores >= threshold
+        last = np.partition(scores, len(scores) - k)[len(scores) - k]
+        keep = scores >= last - NEAR * abs(last)
         rows, scores = rows[keep], scores[keep]
-    order = np.lexsort((id_rank[rows], -scores))[:k]
-    return rows[order], scores[order]
+    order = np.argsort(-scores, kind="stable")
+    rows, scores = rows[order], scores[order]
+    tie = np.concatenate([[0], np.cumsum(-np.diff(scores) > NEAR * np.abs(scores[:-1]))])
+    first = np.searchsorted(tie, tie)
+    order = np.lexsort((id_rank[rows], tie))[:k]
+    return rows[order], scores[first][order]
 
 
 class RankBM25Index:
@@ -138,7 +148,7 @@ class TantivyIndex:
         limit = min(self.n_documents, k + 16)
         while True:  # candidates over-fetched: ties with the k-th score are broken by id, not by tantivy's order
             hits = self._searcher.search(query, limit, count=False).hits
-            if len(hits) < limit or limit >= self.n_documents or hits[-1][0] < hits[k - 1][0]:
+            if len(hits) < limit or limit >= self.n_documents or hits[-1][0] < hits[k - 1][0] * (1 - NEAR):
                 break
             limit = min(self.n_documents, limit * 4)
         scores = np.fromiter((score for score, _ in hits), np.float64, len(hits))

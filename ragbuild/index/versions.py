@@ -27,7 +27,7 @@ from ragbuild.core.text import LexicalTokenizer, make_tokenizer
 from ragbuild.index.dense import DenseIndex, build_graph
 from ragbuild.index.filters import FIELDS, Filter
 from ragbuild.index.lexical import LexicalIndex, RankBM25Index, TantivyIndex, bm25_scores
-from ragbuild.index.segments import Segment, SegmentWriter, chunks_from
+from ragbuild.index.segments import Rows, Segment, SegmentWriter, read_batches
 
 BATCH = 1024  # children held in memory while an index is written
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -84,7 +84,7 @@ def write_version(
     if engine == "auto":
         engine = "rank_bm25" if writer.n_children <= config.lexical.rank_bm25_up_to else "tantivy"
     if engine == "tantivy":
-        TantivyIndex.build(folder / "lexical", _lexical_rows(segment.children))
+        TantivyIndex.build(folder / "lexical", _lexical_rows(segment))
     if writer.n_children > config.dense.hnsw_above:
         build_graph(segment.vectors, segment.folder / "hnsw.faiss", config.dense.hnsw_m)
     write_text(folder / "documents.jsonl", "".join(d.model_dump_json() + "\n" for d in documents))
@@ -130,8 +130,8 @@ def _tokenizer(config: Config | ConfigView, entries: Sequence[TermEntry]) -> Lex
     return make_tokenizer(lexical.tokenizer, entries, lexical.stem, lexical.char_bigrams)
 
 
-def _lexical_rows(table: pa.Table) -> Iterator[tuple[int, list[str], dict[str, list[str]]]]:
-    for batch in table.select(["uid", "tokens", *FIELDS]).to_batches(max_chunksize=BATCH):
+def _lexical_rows(segment: Segment) -> Iterator[tuple[int, list[str], dict[str, list[str]]]]:
+    for batch in read_batches(segment.folder / "children.arrow", ["uid", "tokens", *FIELDS]):
         for row in batch.to_pylist():
             fields = {f: row[f] if isinstance(row[f], list) else [row[f]] for f in FIELDS}
             yield row["uid"], row["tokens"], fields
@@ -166,6 +166,7 @@ class IndexVersion:
         self._segments = [Segment(self.folder / "segments" / s, dim) for s in self.manifest["segments"]]
         self._children = pa.concat_tables([s.children for s in self._segments])
         self._parents = pa.concat_tables([s.parents for s in self._segments])
+        self._child_rows, self._parent_rows = Rows(self._children), Rows(self._parents)
         offsets = np.cumsum([0] + [s.parents.num_rows for s in self._segments])
         self._parent_row = np.concatenate(
             [s.children["parent_row"].to_numpy() + o for s, o in zip(self._segments, offsets, strict=False)]
@@ -277,18 +278,18 @@ class IndexVersion:
         return rows
 
     def children(self, rows: np.ndarray) -> list[Chunk]:
-        return chunks_from(self._children, rows)
+        return self._child_rows.chunks(rows)
 
     def parents_of(self, rows: np.ndarray) -> list[Chunk]:
         """The parents of the given children, collapsed, in the order of first appearance."""
-        return chunks_from(self._parents, np.array(list(dict.fromkeys(self._parent_row[rows].tolist())), np.int64))
+        return self._parent_rows.chunks(np.array(list(dict.fromkeys(self._parent_row[rows].tolist())), np.int64))
 
     def all_parents(self) -> list[Chunk]:
-        return chunks_from(self._parents, np.arange(self._parents.num_rows))
+        return self._parent_rows.chunks(np.arange(self._parents.num_rows))
 
     def tokens(self, rows: np.ndarray) -> list[list[str]]:
         """The tokens that were cut when the index was made."""
-        return self._children["tokens"].take(pa.array(rows)).to_pylist()
+        return [row["tokens"] for row in self._child_rows.take(rows, ["tokens"])]
 
     def search_lexical(self, tokens: Sequence[str], k: int, where: Filter, allowed: np.ndarray | None):  # type: ignore[no-untyped-def]
         """Rows and BM25 scores of the k best that pass, by (-score, id)."""

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,7 +76,9 @@ def attach(
         for run in _HAN_RUN.finditer(text):
             for start, end, form, term in near.find(run.group()):
                 window = run.group()[start:end]
-                if window not in documents and not any(run.start() + start < e and s < run.start() + end for s, e in taken):
+                if window not in documents and not any(
+                    run.start() + start < e and s < run.start() + end for s, e in taken
+                ):
                     wrong.setdefault(window, Counter())[form, term] += count
             if not any(run.start() < end and start < run.end() for start, end in taken):
                 cut = [w for w in words.cut(run.group()) if len(w) > 1 and words.termlike(w)]
@@ -100,7 +103,7 @@ def _latin_grams(text: str, documents: DocumentWords) -> Iterable[tuple[str, int
             if len(gram) < n or not all(u.isalpha() for u, _, _ in gram) or len(text[gram[0][1] : gram[-1][2]]) > 40:
                 break
             ends = {gram[0][0], gram[-1][0]}
-            joined = all(text[a[2] : b[1]] in (" ", "-") for a, b in zip(gram, gram[1:], strict=False))
+            joined = all(text[a[2] : b[1]] in (" ", "-") for a, b in pairwise(gram))
             if joined and any(strange[i : i + n]) and not ends & (GENERAL | STOPWORDS):
                 yield " ".join(u for u, _, _ in gram), gram[0][1], gram[-1][2]
 
@@ -108,7 +111,9 @@ def _latin_grams(text: str, documents: DocumentWords) -> Iterable[tuple[str, int
 def _han(form: str, rights: Counter[tuple[str, int]]) -> Attachment:
     best = sorted({term for _, term in rights})
     length = max(len(right) for right, _ in rights)
-    return Attachment(form, best[0], "string", round(100 * (length - 1) / length, 1), max(rights.values()), tuple(best[1:]))
+    return Attachment(
+        form, best[0], "string", round(100 * (length - 1) / length, 1), max(rights.values()), tuple(best[1:])
+    )
 
 
 def _by_string(unknown: Counter[str], forms: Sequence[tuple[str, int]], similarity: float) -> list[Attachment]:
@@ -135,7 +140,9 @@ def _misspelt(form: str, right: str) -> bool:
     a, b = form.split(), right.split()
     if len(a) != len(b) or [stem_word(w) for w in a] == [stem_word(w) for w in b]:
         return False
-    return all(x == y or stem_word(x) == stem_word(y) or typo_distance(x, y) is not None for x, y in zip(a, b, strict=True))
+    return all(
+        x == y or stem_word(x) == stem_word(y) or typo_distance(x, y) is not None for x, y in zip(a, b, strict=True)
+    )
 
 
 def _by_vector(

@@ -127,17 +127,18 @@ class Definition:
 
 
 _ABBR = r"(?=[A-Za-z]{0,7}[A-Z][A-Za-z]{0,7}[A-Z])[A-Za-z][A-Za-z0-9]{1,7}"
+_ROMAN = re.compile(r"I{2,3}|IV|VI{0,3}|IX|XI{0,3}")
 _ABBR_ONLY = re.compile(_ABBR)
+_LATIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]+")
 _BRACKETS = re.compile(r"[（(]([^（）()\n]{2,80})[）)]")
 _PARTS = re.compile(r"\s*[,，;；、]\s*")
 _HAN_TAIL = re.compile(f"[{HAN}]{{2,20}} ?$")
 _LATIN_TAIL = re.compile(r"[A-Za-z][\w'’–-]*(?: [A-Za-z][\w'’–-]*){0,11} ?$")
-_HAN_LEAD = (
-    frozenset(
-        "使用 启用 配置 支持 通过 生成 创建 导入 导出 提交 下载 上传 安装 运行 选择 输入 采用 添加 开启 关闭 设置 进行 执行 需要 要求 包括 利用 借助 提供 实现 建立 管理 检查 修改 更换 "
-        "以及 并且 或者 例如 即 叫做 称为 所谓 本 该 其 各 每 两 两边 双方 一 个 台 新 旧 把 由 让 向 请 不 未 已 可 须".split()
-    )
-    | STOPWORDS
+# Words that stand before a Han name and are no part of it.
+_HAN_LEAD = STOPWORDS | frozenset(
+    "使用 启用 配置 支持 通过 生成 创建 导入 导出 提交 下载 上传 安装 运行 选择 输入 采用 添加 开启 关闭 设置 进行 "
+    "执行 需要 要求 包括 利用 借助 提供 实现 建立 管理 检查 修改 更换 以及 并且 或者 例如 即 叫做 称为 所谓 本 该 其 "
+    "各 每 两 两边 双方 一 个 台 新 旧 把 由 让 向 请 不 未 已 可 须".split()
 )
 
 
@@ -157,7 +158,7 @@ def find_definitions(documents: Iterable[Plain], cut: Callable[[str], Sequence[s
             inside = [p for p in _PARTS.split(match.group(1)) if p]
             before = re.search(rf"(?<![\w-])({_ABBR}) ?$", left)
             abbr = next((p for p in inside if _ABBR_ONLY.fullmatch(p)), before.group(1) if before else "")
-            if not abbr or abbr.lower() in GENERAL:  # an everyday word (OR, WHO) would be found everywhere
+            if not abbr or abbr.lower() in GENERAL or _ROMAN.fullmatch(abbr):
                 continue
             others = [p for p in inside if p != abbr]
             if before and before.group(1) == abbr:
@@ -176,11 +177,14 @@ def find_definitions(documents: Iterable[Plain], cut: Callable[[str], Sequence[s
     joined = "\n".join(lines)
     for abbr, runs in tails.items():
         found[Definition(abbr, _han_tail(runs, len(abbr), cut, joined), "zh")] += sum(runs.values())
-    return Counter({d: n for d, n in found.items() if d.long_form})
+    # Forms are found in any case: an abbreviation that is an everyday word (ACT, WHO) would be found everywhere.
+    words = Counter(word for line in lines for word in _LATIN_WORD.findall(line))
+    everyday = {d.abbreviation for d in found if words[d.abbreviation.lower()] > words[d.abbreviation] > 0}
+    return Counter({d: n for d, n in found.items() if d.long_form and d.abbreviation not in everyday})
 
 
 def long_form(abbreviation: str, text: str) -> str:
-    """The shortest tail of `text` that holds the abbreviation's letters in order, the first at a word's start; or ""."""
+    """The shortest tail of `text` with the abbreviation's letters in order, the first at a word's start; or ""."""
     at = len(text) - 1
     letters = abbreviation.lower()
     lower = text.lower()
@@ -192,7 +196,12 @@ def long_form(abbreviation: str, text: str) -> str:
         at -= 1
     long = text[text.rfind(" ", 0, at + 2) + 1 :].strip("\"'“”‘’[]<>*_ ")
     words = re.findall(r"\w+", long)
-    if not words or re.search(r'[\[\]"@<>|]', long) or len(words) > min(len(letters) + 5, 2 * len(letters)) or len(long) <= len(abbreviation) + 1:
+    if (
+        not words
+        or re.search(r'[\[\]"@<>|]', long)
+        or len(words) > min(len(letters) + 5, 2 * len(letters))
+        or len(long) <= len(abbreviation) + 1
+    ):
         return ""
     initials = [w[0].lower() for w in words if w.lower() not in STOPWORDS] or [""]
     return long if 2 * sum(c in initials for c in letters) >= len(letters) and len(words) > 1 else ""

@@ -17,8 +17,9 @@ from ragbuild.index.versions import IndexVersion
 from ragbuild.models.embedders import Embedder
 from ragbuild.online.passages import Passage, passages
 
-HEADING, ELSEWHERE, COSINE, PARENT = 0.5, 0.15, 0.6, 0.5  # weights beside 1.0 for what the passage holds itself
-GOOD, EQUAL, GAIN, SAME = 0.72, 0.93, 0.08, 0.5  # shares: of the best score, of the question, of common words
+HEADING, ELSEWHERE, COSINE, PARENT = 0.9, 0.2, 0.6, 0.8  # weights beside 1.0 for what the passage holds itself
+GOOD, EQUAL, GAIN, SAME = 0.72, 0.8, 0.08, 0.5  # shares: of the best score, of the question, of common words
+STEPS_ASKED, STEPS_TROUBLE, ALL, NUM, REM, SYM, LANG, OTHERS = 1.4, 1.0, 1.1, 0.2, 0.4, 0.4, 0.8, 0.9
 _ENCODED = 32  # passages whose cosine is computed, the best without it
 
 _STEPS = re.compile(r"\bhow (?:do|to|can|should)\b|\bsteps?\b|\bprocedure\b|怎么|怎样|如何|步骤|流程|咋", re.I)
@@ -26,6 +27,11 @@ _ALL = re.compile(r"\blist\b|\bwhich\b|\bwhat (?:are|is new|to)\b|\ball\b|哪些
 _NUMBER = re.compile(
     r"\bhow (?:long|many|much|often|big|large|fast|high)\b|\bmax|\bmin(?:imum)?\b|\blimit|\binterval|\bdefault|\bsize|\bwhen\b"
     r"|几|多少|多久|多长|多大|多重|期限|上限|最[大小多少长短]|间隔|默认|什么时候",
+    re.I,
+)
+_TROUBLE = re.compile(
+    r"\b[a-z]{1,3}-?\d{4}\b|\berror|\bfail|\bnot \w+ing\b|\bcan'?t\b|\bcannot\b|\bwon'?t\b|\bdoesn'?t\b|\blost\b|\bdown\b|\bdead\b|\brefused"
+    r"|\bexpired|\binvalid|\bbroken|\bwrong|报错|错误|失败|不[了上通能对到见动]|没反应|没数据|无效|丢[了失]|坏了|怎么办|过期|超时|处理",
     re.I,
 )
 _ASKING = frozenset("long mani much often more get 几 多久 多长 多长时间 多大 时间 哪 哪台 哪里 可以 能 要 要求 会 还 怎么办".split())
@@ -68,7 +74,7 @@ class Extractor:
                 break
             gain = sum(weights[t] for t in quote.held - covered)
             if chosen and (
-                (gain < GAIN and quote.score < EQUAL * chosen[0].score)
+                (gain < GAIN and quote.score < (EQUAL if quote.parent == chosen[0].parent else OTHERS) * chosen[0].score)
                 or any(quote.overlaps(c) or _alike(quote, c) for c in chosen)
             ):
                 continue
@@ -102,7 +108,7 @@ class Extractor:
                 share = [sum(weights[t] for t in some) for some in (held, near, body - near - held)]
                 score = share[0] + HEADING * share[1] + ELSEWHERE * share[2] + prior
                 score = (score + _fit(question, text, passage)) * _factor(question, passage)
-                score *= 1.0 if parent.language == language else 0.8
+                score *= 1.0 if parent.language == language else LANG
                 quotes.append(Quote(number, passage, score, held | near, words))
         quotes.sort(key=_order)
         return sorted(self._with_cosine(question, parents, quotes[:_ENCODED]), key=_order)
@@ -129,15 +135,15 @@ def _alike(a: Quote, b: Quote) -> bool:
 
 def _fit(question: str, text: str, passage: Passage) -> float:
     """What the passage offers of the kind that the question asks for."""
-    fit = 0.15 if _NUMBER.search(question) and _DIGIT.search(text) else 0.0
+    fit = NUM if _NUMBER.search(question) and _DIGIT.search(text) else 0.0
     if _REMEDY.match(text):
-        fit += 0.25
-    return fit - 0.4 if _SYMPTOM.match(text) else fit
+        fit += REM
+    return fit - SYM if _SYMPTOM.match(text) else fit
 
 
 def _factor(question: str, passage: Passage) -> float:
-    if passage.kind == "list" and passage.steps > 1 and _STEPS.search(question):
-        return 1.25
+    if passage.kind == "list" and passage.steps > 1:
+        return STEPS_ASKED if _STEPS.search(question) else STEPS_TROUBLE if _TROUBLE.search(question) else _KIND["list"]
     if passage.kind in ("list", "table") and _ALL.search(question):
-        return 1.1
+        return ALL
     return _KIND[passage.kind]

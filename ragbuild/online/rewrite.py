@@ -15,9 +15,10 @@ from ragbuild.core.config import RewriteConfig
 from ragbuild.core.errors import RagbuildError
 from ragbuild.core.forms import FormMatcher, NearHan, fold, form_key, singular, typo_distance, units
 from ragbuild.core.records import TermEntry
-from ragbuild.core.text import HAN, STOPWORDS, han_terms, jieba_tokenizer, language_of, stem_word
+from ragbuild.core.text import HAN, han_terms, jieba_tokenizer, language_of, stem_word
 from ragbuild.offline.general_words import GENERAL
 from ragbuild.online.split import split_question
+from ragbuild.online.wording import Held, abbreviates, bracket, holds, in_language, meant, overlap, slip
 
 Propose = Callable[[str], Mapping[str, Any] | None]
 Edit = tuple[int, int, str]
@@ -25,11 +26,10 @@ Edit = tuple[int, int, str]
 _HAN_RUN = re.compile(f"[{HAN}]+")
 _CODE = re.compile(r"(?<![A-Za-z0-9.])([A-Za-z]{1,8}[ _-]?\d{1,5}(?:\.\d{1,2})?[A-Za-z]?)(?![A-Za-z0-9]|[.-]\d)")
 _ERROR_NUMBER = re.compile(
-    r"(?:(?<![a-z])(?:error|err|fault|alarm|event)(?: ?code| no\.?| number)?|错误(?:代?码|号)?|报错|故障(?:代?码|号)?|告警码?|报)"
+    r"(?:(?<![a-z])(?:error|err|fault|alarm|event)(?: ?code| no\.?| number)?|(?:错误|故障|告警)(?:代?码|号)?|报错?)"
     r" ?[:：#]? ?(\d{3,5})(?![\d.:/%])",
     re.IGNORECASE,
 )
-_SILENT = GENERAL - {"no", "not", "without"}  # words that a replacement may drop
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """`query`: the whole question after fallback and completion; `sub_questions` is (query,) when it is not compound."""
+    """`query`: the whole question after fallback and completion; `sub_questions`: (query,) unless it is compound."""
 
     original: str
     query: str
@@ -76,13 +76,12 @@ class Rewriter:
         vocabulary: Container[str] | None = None,
         propose: Propose | None = None,
     ) -> None:
-        self.config, self._vocabulary, self._propose = config, vocabulary, propose
-        self._entries = entries
+        self.config, self._held, self._propose = config, Held(vocabulary), propose
+        self._han_terms = han_terms(entries)
         self._matcher = FormMatcher(_forms(entries))
         self._models = {_squeeze(f): f for e in reversed(entries) for f in e.formal if _is_code(e, f)}
-        codes = [e.standard_term for e in entries if e.kind == "error_code"]
         by_number: dict[str, set[str]] = {}
-        for code in codes:
+        for code in (e.standard_term for e in entries if e.kind == "error_code"):
             by_number.setdefault(re.sub(r"\D", "", code), set()).add(code)
         self._numbers = {number: next(iter(named)) for number, named in by_number.items() if len(named) == 1}
         self._near = NearHan(((f, f) for e in entries for f in e.formal), min_length=4)
@@ -112,7 +111,10 @@ class Rewriter:
 
     @staticmethod
     def _write(
-        text: str, edits: list[tuple[Edit, str]], kind: Literal["completion", "fallback", "model"], rewrites: list[Rewrite]
+        text: str,
+        edits: list[tuple[Edit, str]],
+        kind: Literal["completion", "fallback", "model"],
+        rewrites: list[Rewrite],
     ) -> str:
         """Apply edits, which do not overlap, and note each with its reason."""
         out, at = [], 0
@@ -138,19 +140,19 @@ class Rewriter:
 
     def _misspelt(self, text: str) -> list[tuple[Edit, str]]:
         """English words that no document holds to the nearest word of a term; Han forms with one wrong character."""
-        if self._vocabulary is None:
+        if not self._held.known:
             return []
         taken = _Taken(text, self._matcher.find(text))
         edits = []
         for word, start, end in units(text):
             if len(word) > 4 and word.isascii() and word.isalpha() and word not in GENERAL and taken.free(start, end):
                 right = self._nearest(word)
-                if right and not self._word_held(word):
+                if right and not self._held.word(word):
                     edits.append(((start, end, right), f"'{word}' stands in no document; nearest word of a term"))
         for run in _HAN_RUN.finditer(fold(text)):
             for a, b, right, _ in self._near.find(run.group()):
                 start, end, wrong = run.start() + a, run.start() + b, run.group()[a:b]
-                if taken.free(start, end) and wrong not in self._vocabulary:
+                if taken.free(start, end) and not self._held.whole(wrong):
                     taken.add(start, end)
                     edits.append(((start, end, right), f"'{wrong}' stands in no document; one character from {right}"))
         return edits
@@ -159,7 +161,7 @@ class Rewriter:
         found = []
         for right in self._words.get(word[0], ()):
             distance = typo_distance(word, right)
-            if distance and _slip(word, right):
+            if distance and slip(word, right):
                 found.append((distance, right))
         if not found or any(stem_word(right) == stem_word(word) for _, right in found):
             return None
@@ -169,6 +171,7 @@ class Rewriter:
 
     def _colloquial(self, text: str) -> list[tuple[Edit, str]]:
         found = self._matcher.find(text)
+        language = language_of(text)
         present = {id(known.entry) for _, _, known in found if known.formal}
         edits = []
         for start, end, known in found:
@@ -176,17 +179,18 @@ class Rewriter:
             if known.formal or id(entry) in present or not self._is_word(text, start, end):
                 continue
             present.add(id(entry))
-            if right := _meant(form, entry):
+            if right := meant(form, entry):
                 edits.append(((start, end, right), f"'{form}' is a misspelling of {right}"))
                 continue
             terms = self._terms_for(form, entry)
-            if not terms or any(_holds(text, f) for f in entry.formal if f != entry.abbreviation):
+            if not terms or any(holds(text, f) for f in entry.formal if f != entry.abbreviation):
                 continue
-            if self._loses(form, terms):
-                edits.append(((start, end, form + _bracket(terms, text)), f"the documents' term for '{form}' beside it"))
-            elif not any(_holds(form, f) for f in entry.formal):
-                start, end = _overlap(text, start, end, terms[0])
-                new = terms[0] + (_bracket(terms[1:], text) if terms[1:] else "")
+            if self._held.loses(form, terms):
+                beside = form + bracket(terms, language)
+                edits.append(((start, end, beside), f"the documents' term for '{form}' beside it"))
+            elif not any(holds(form, f) for f in entry.formal):
+                start, end = overlap(text, start, end, terms[0])
+                new = terms[0] + (bracket(terms[1:], language) if terms[1:] else "")
                 edits.append(((start, end, new), f"the documents' term for '{form}', which no document holds"))
         return edits
 
@@ -194,25 +198,15 @@ class Rewriter:
         """What the documents call it, in the language of `form` where they have a name in it, then the abbreviation."""
         language = "zh" if _HAN_RUN.search(form) else "en"
         longs = [f for f in entry.formal if f != entry.abbreviation]
-        long = _in_language(longs, language)
+        long = in_language(longs, language)
         if not long and not entry.abbreviation:
             long = entry.standard_term
-            if language == "en" and self._words_held(form):
+            if language == "en" and self._held.words(form):
                 return []  # English documents have the form itself
-        terms = [long] if long and (not entry.abbreviation or self._phrase_held(long)) else []
-        if entry.abbreviation and not _holds(form, entry.abbreviation):
+        terms = [long] if long and (not entry.abbreviation or self._held.phrase(long)) else []
+        if entry.abbreviation and not holds(form, entry.abbreviation):
             terms.append(entry.abbreviation)
         return terms
-
-    def _loses(self, form: str, terms: Sequence[str]) -> bool:
-        """Would replacing `form` by `terms` drop a word that documents hold?"""
-        if self._vocabulary is None:
-            return False
-        kept = {stem_word(u) for term in terms for u, _, _ in units(term)}
-        latin = [u for u, _, _ in units(form) if u.isascii() and u != " " and u not in _SILENT]
-        if form in self._vocabulary or any(stem_word(u) not in kept and self._word_held(u) for u in latin):
-            return True
-        return any(2 * self._han_held(run) >= len(run) for run in _HAN_RUN.findall(form))
 
     def _abbreviations(self, text: str) -> list[tuple[Edit, str]]:
         found = self._matcher.find(text)
@@ -221,15 +215,20 @@ class Rewriter:
         edits = []
         for start, end, known in found:
             entry, form = known.entry, text[start:end]
-            if id(entry) in present or not entry.abbreviation:
+            # The machine names a term after the form that documents use most: where that is the abbreviation, they
+            # need no other, and the words of the long form would only draw in what defines it.
+            enough = entry.source == "machine" and entry.standard_term == entry.abbreviation
+            if id(entry) in present or not entry.abbreviation or enough:
                 continue
-            if form == form.lower() and language == "en" and (len(form) < 3 or form in GENERAL):
+            if not abbreviates(text, start, end, entry.abbreviation, language):
                 continue
             present.add(id(entry))
             longs = [f for f in entry.formal if f != entry.abbreviation]
-            long = _in_language(longs, language) or next(iter(longs), "")
-            if long and not _holds(text, long) and self._phrase_held(long):
-                edits.append(((start, end, form + _bracket([long], text)), f"{entry.abbreviation} stands for {long}"))
+            long = in_language(longs, language) or next(iter(longs), "")
+            if long and not holds(text, long) and self._held.phrase(long):
+                edits.append(
+                    ((start, end, form + bracket([long], language)), f"{entry.abbreviation} stands for {long}")
+                )
         return edits
 
     def _is_word(self, text: str, start: int, end: int) -> bool:
@@ -238,34 +237,10 @@ class Rewriter:
             return True
         left = max(0, start - 4)
         at, edges = left, {left}
-        for word in jieba_tokenizer(han_terms(self._entries)).cut(text[left : end + 4]):
+        for word in jieba_tokenizer(self._han_terms).cut(text[left : end + 4]):
             at += len(word)
             edges.add(at)
         return {start, end} <= edges
-
-    def _phrase_held(self, form: str) -> bool:
-        """Do the documents hold this form of the dictionary? A plain set of words can only answer for its words."""
-        if self._vocabulary is None or form in self._vocabulary:
-            return True
-        return isinstance(self._vocabulary, (set, frozenset)) and self._words_held(form)
-
-    def _words_held(self, form: str) -> bool:
-        latin = [u for u, _, _ in units(form) if u.isascii() and u != " " and u not in STOPWORDS]
-        return all(map(self._word_held, latin)) and all(self._han_held(r) == len(r) for r in _HAN_RUN.findall(form))
-
-    def _word_held(self, word: str) -> bool:
-        return self._vocabulary is not None and (word in self._vocabulary or stem_word(word) in self._vocabulary)
-
-    def _han_held(self, run: str) -> int:
-        """How many characters of a Han form stand in words of two to four characters that documents hold?"""
-        if self._vocabulary is None:
-            return 0
-        held = i = 0
-        while i < len(run):
-            size = next((n for n in (4, 3, 2) if i + n <= len(run) and run[i : i + n] in self._vocabulary), 0)
-            held += size
-            i += size or 1
-        return held
 
     def _topics(self, text: str) -> list[tuple[str, bool]]:
         """The documents' names of the terms in `text`, each once, and whether a term belongs to a subsystem."""
@@ -281,21 +256,26 @@ class Rewriter:
         try:
             answer = self._propose(query) if self._propose else None
         except RagbuildError as error:
-            return RewriteResult(query, query, (query,), (Rewrite("llm", query, query, f"the model failed: {error}"),))
+            return _unchanged(query, f"the model failed: {error}")
         text = answer.get("query") if isinstance(answer, Mapping) else None
-        parts = answer.get("sub_questions") or [] if isinstance(answer, Mapping) else []
-        if not isinstance(text, str) or not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
-            return RewriteResult(query, query, (query,), (Rewrite("llm", query, query, "the model gave no usable answer"),))
-        text, parts = text.strip(), [p.strip() for p in parts if p.strip()][: self.config.max_sub_questions]
+        parts = (answer.get("sub_questions") or []) if isinstance(answer, Mapping) else []
+        if not isinstance(text, str) or not isinstance(parts, (list, tuple)):
+            return _unchanged(query, "the model gave no usable answer")
+        parts = [p.strip() for p in parts if isinstance(p, str) and p.strip()][: self.config.max_sub_questions]
+        text = text.strip()
         codes = {u for u, _, _ in units(query) if re.search(r"\d", u)}
         if not text or len(text) > 4 * len(query) + 200 or not codes <= {u for u, _, _ in units(text)}:
-            return RewriteResult(query, query, (query,), (Rewrite("llm", query, query, "the model lost or added too much"),))
+            return _unchanged(query, "the model lost or added too much")
         if not self.config.split or len(parts) < 2:
             parts = [text]
-        if text == query and parts == [query]:
+        if parts == [query]:
             return RewriteResult(query, query, (query,), ())
         note = Rewrite("llm", query, " | ".join(parts), "proposed by the language model; no rule applied")
         return RewriteResult(query, text, tuple(parts), (note,))
+
+
+def _unchanged(query: str, reason: str) -> RewriteResult:
+    return RewriteResult(query, query, (query,), (Rewrite("llm", query, query, reason),))
 
 
 def _forms(entries: Sequence[TermEntry]) -> list[tuple[str, _Known]]:
@@ -315,50 +295,6 @@ def _is_code(entry: TermEntry, form: str) -> bool:
 
 def _squeeze(code: str) -> str:
     return re.sub(r"[\s_-]+", "", code).lower()
-
-
-def _slip(word: str, right: str) -> bool:
-    """Is it how fingers slip? In short words only a letter lost, doubled or swapped, or one vowel for another."""
-    if len(right) > 7 or len(word) != len(right) or sorted(word) == sorted(right):
-        return True
-    return all(a == b or (a in "aeiouy" and b in "aeiouy") for a, b in zip(word, right, strict=True))
-
-
-def _meant(form: str, entry: TermEntry) -> str:
-    """The formal form that `form` is a misspelling of (one Han character, or two letters, in a longer form), or ""."""
-    from rapidfuzz.distance import OSA
-
-    limit = 1 if _HAN_RUN.search(form) else 2
-    for right in entry.formal:
-        near = abs(len(form) - len(right)) <= limit and len(right) > 3 * limit - (limit == 1)
-        if near and form_key(form) != form_key(right) and OSA.distance(fold(form), fold(right)) <= limit:
-            return right
-    return ""
-
-
-def _holds(text: str, form: str) -> bool:
-    """Does `form` stand in `text`, in whole words?"""
-    if _HAN_RUN.search(form):
-        return fold(form) in fold(text)
-    return f" {form_key(form)} " in f" {form_key(text)} "
-
-
-def _overlap(text: str, start: int, end: int, term: str) -> tuple[int, int]:
-    """Widen the span over a word that `term` would repeat: "default selfsigned cert", 灾备恢复."""
-    first, last = term.split(" ")[0] + " ", term[-2:]
-    if " " in term and fold(text[:start]).endswith(fold(first)):
-        start -= len(first)
-    if _HAN_RUN.fullmatch(last) and text[end:].startswith(last):
-        end += len(last)
-    return start, end
-
-
-def _in_language(forms: Sequence[str], language: str) -> str:
-    return next((f for f in forms if ("zh" if _HAN_RUN.search(f) else "en") == language), "")
-
-
-def _bracket(terms: Sequence[str], text: str) -> str:
-    return f"（{'、'.join(terms)}）" if language_of(text) == "zh" else f" ({', '.join(terms)})"
 
 
 class _Taken:

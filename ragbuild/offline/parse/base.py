@@ -57,14 +57,15 @@ class ParseOptions:
 
 
 class DocumentParser(Protocol):
-    """One format. `accepts` looks at the first bytes (at the file's name only to tell Markdown from plain text); `parse`
-    raises DocumentRefused with what is wrong and what to do. `version` is part of the cache's key.
+    """One format. `accepts` looks at the first bytes (at the file's name only to tell Markdown from plain text); what
+    `parse` cannot use it refuses (DocumentRefused: what is wrong, what to do). `version` is part of the cache's key.
     """
 
     name: str
     version: str
 
-    def accepts(self, head: bytes, path: Path) -> bool: ...
+    def accepts(self, head: bytes, path: Path) -> bool:
+        return detect(head, path) == self.name
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument: ...
 

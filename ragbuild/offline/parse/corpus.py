@@ -14,12 +14,12 @@ from typing import Any
 from ragbuild.core.config import CorpusConfig, ParseConfig
 from ragbuild.core.errors import DocumentRefused, RagbuildError, UsageError
 from ragbuild.core.records import Document
-from ragbuild.core.store import (
-    Workspace, cache_dir, hash_path, read_json, sha256, walk, write_bytes, write_json, write_text,
-)  # fmt: skip
-from ragbuild.offline.parse.base import (
-    MB, DocumentParser, ParsedDocument, ParsedImage, ParseOptions, detect, mislabelled, read_head, safe_name,
-)  # fmt: skip
+from ragbuild.core.store import Workspace, cache_dir, hash_path, read_json, sha256, walk
+
+from ragbuild.core.store import write_bytes, write_json, write_text  # isort: skip
+from ragbuild.offline.parse.base import MB, DocumentParser, ParsedDocument, ParsedImage, ParseOptions
+
+from ragbuild.offline.parse.base import detect, mislabelled, read_head, safe_name  # isort: skip
 from ragbuild.offline.parse.fields import read_sidecar, resolve
 from ragbuild.offline.parse.markdown import HtmlParser, MarkdownParser
 from ragbuild.offline.parse.office import DocxParser, PptxParser, XlsxParser
@@ -47,29 +47,42 @@ class CorpusResult:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A file, the parser that reads it, and where the cache keeps what it makes of these bytes and settings."""
+
+    path: Path
+    parser: DocumentParser
+    options: ParseOptions
+    content_hash: str
+
+    @property
+    def cache(self) -> Path:
+        settings = f"{self.options.parse.model_dump_json()}|{self.options.corpus.max_unzipped_mb}"
+        key = sha256("|".join([self.content_hash, self.parser.name, self.parser.version, self.options.name, settings]))
+        return cache_dir("parsed") / key[:2] / key
+
+
 def parsers() -> list[DocumentParser]:
     """All parsers, in the order in which they are asked; a new format is one more here."""
     return [PdfParser(), DocxParser(), PptxParser(), XlsxParser(), HtmlParser(), MarkdownParser(), TextParser()]
 
 
-def parse_file(path: str | Path, parse: ParseConfig, corpus: CorpusConfig, name: str | None = None) -> ParsedDocument:
-    """Read one file by the parser that its content asks for; raises DocumentRefused with the reason.
-
-    `name`: the safe name with which its images begin; by default that of the file.
-    """
+def parse_file(path: str | Path, parse: ParseConfig, corpus: CorpusConfig) -> ParsedDocument:
+    """Read one file by the parser that its content asks for; raises DocumentRefused with the reason."""
     path = Path(path)
-    options = ParseOptions(name or safe_name(path.name), parse, corpus)
-    return _parse(path, _parser_for(path, parsers(), corpus), options, hash_path(path))
+    options = ParseOptions(safe_name(path.name), parse, corpus)
+    return _parse(_Job(path, _parser_for(path, parsers(), corpus), options, hash_path(path)))
 
 
 def _parser_for(path: Path, candidates: list[DocumentParser], corpus: CorpusConfig) -> DocumentParser:
     """The first parser that accepts the file. Raises DocumentRefused for what no parser may or can read."""
-    size, head = path.stat().st_size, read_head(path)
+    size, head = path.stat().st_size / MB, read_head(path)
     if not head.strip(b" \t\r\n\f\v\0\xef\xbb\xbf\xff\xfe"):
         raise DocumentRefused("the file is empty")
-    if size > corpus.max_file_mb * MB:
+    if size > corpus.max_file_mb:
         raise DocumentRefused(
-            f"{size / MB:.0f} MB, over corpus.max_file_mb ({corpus.max_file_mb:g}); raise it or split the file"
+            f"{size:.0f} MB, over corpus.max_file_mb = {corpus.max_file_mb:g}; raise it or split the file"
         )
     for parser in candidates:
         if parser.accepts(head, path):
@@ -77,70 +90,54 @@ def _parser_for(path: Path, candidates: list[DocumentParser], corpus: CorpusConf
     raise DocumentRefused("no parser reads this format; give it as PDF, DOCX, PPTX, XLSX, HTML, Markdown or text")
 
 
-def _entry(parser: DocumentParser, options: ParseOptions, content_hash: str) -> Path:
-    """The folder of the cache for these bytes, parser, settings and name."""
-    settings = options.parse.model_dump_json() + f"|{options.corpus.max_unzipped_mb}"
-    key = sha256("|".join([content_hash, parser.name, parser.version, options.name, settings]))
-    return cache_dir("parsed") / key[:2] / key
-
-
-def _parse(path: Path, parser: DocumentParser, options: ParseOptions, content_hash: str) -> ParsedDocument:
+def _parse(job: _Job) -> ParsedDocument:
     """From the cache, else parsed. An unexpected exception of a library becomes a refusal with its type and message."""
-    folder = _entry(parser, options, content_hash)
-    parsed = _cached(folder)
+    parsed = _cached(job.cache)
     if parsed is None:
         try:
-            parsed = parser.parse(path, options)
+            parsed = job.parser.parse(job.path, job.options)
         except Exception as error:
-            raise DocumentRefused(_reason(error, f" as {parser.name}")) from error
+            raise DocumentRefused(_reason(error, f" as {job.parser.name}")) from error
         if not re.search(r"\w", parsed.markdown):
-            raise DocumentRefused(f"holds no text (read as {parser.name})")
+            raise DocumentRefused(f"holds no text (read as {job.parser.name})")
+        hashes = [sha256(image.data) for image in parsed.images]
         with contextlib.suppress(OSError):  # the cache only saves time: a full disk must not cost a document
             for image in parsed.images:
-                write_bytes(folder / image.name, image.data)
-            write_json(folder / "document.json", _as_json(parsed) | {"hashes": [sha256(i.data) for i in parsed.images]})
-    warning = mislabelled(path, detect(read_head(path), path))
-    return replace(parsed, warnings=(*parsed.warnings, *([warning] if warning else [])))
+                write_bytes(job.cache / image.name, image.data)
+            write_json(job.cache / "document.json", _as_json(parsed, markdown=parsed.markdown, hashes=hashes))
+    warning = mislabelled(job.path, detect(read_head(job.path), job.path))
+    return replace(parsed, warnings=(*parsed.warnings, warning)) if warning else parsed
 
 
 def _reason(error: Exception, how: str = "") -> str:
     """Our own errors say what is wrong; what a library raises on a broken file is named by its type."""
-    return (
-        str(error)
-        if isinstance(error, RagbuildError)
-        else f"cannot be read{how}: {type(error).__name__}: {str(error)[:200]}"
-    )
+    if isinstance(error, RagbuildError):
+        return str(error)
+    return f"cannot be read{how}: {type(error).__name__}: {str(error)[:200]}"
 
 
-def _as_json(parsed: ParsedDocument) -> dict[str, Any]:
+def _as_json(parsed: ParsedDocument, **more: Any) -> dict[str, Any]:
     images = [{"name": image.name, "page": image.page, "caption": image.caption} for image in parsed.images]
-    return {
-        "parser": parsed.parser, "page_starts": list(parsed.page_starts), "metadata": parsed.metadata,
-        "warnings": list(parsed.warnings), "markdown": parsed.markdown, "images": images,
-    }  # fmt: skip
+    lists = {"page_starts": list(parsed.page_starts), "warnings": list(parsed.warnings), "images": images}
+    return {"parser": parsed.parser, "metadata": parsed.metadata, **lists, **more}
 
 
-def _from_json(data: dict[str, Any], markdown: str, images: tuple[ParsedImage, ...]) -> ParsedDocument:
-    return ParsedDocument(
-        markdown,
-        tuple(map(int, data["page_starts"])),
-        images,
-        dict(data["metadata"]),
-        data["parser"],
-        tuple(data["warnings"]),
+def _from_json(data: dict[str, Any], markdown: str, folder: Path | None) -> ParsedDocument:
+    """`folder` holds the images' bytes; without it they stay empty."""
+    images = tuple(
+        ParsedImage(i["name"], (folder / i["name"]).read_bytes() if folder else b"", i["page"], i["caption"])
+        for i in data["images"]
     )
+    starts, warnings = tuple(map(int, data["page_starts"])), tuple(data["warnings"])
+    return ParsedDocument(markdown, starts, images, dict(data["metadata"]), data["parser"], warnings)
 
 
 def _cached(folder: Path) -> ParsedDocument | None:
     """The cache's entry, or None when there is none or it is damaged."""
     try:
         data = read_json(folder / "document.json")
-        images = tuple(
-            ParsedImage(i["name"], (folder / i["name"]).read_bytes(), i["page"], i["caption"]) for i in data["images"]
-        )
-        if [sha256(image.data) for image in images] != data["hashes"]:
-            return None
-        return _from_json(data, str(data["markdown"]), images)
+        parsed = _from_json(data, str(data["markdown"]), folder)
+        return parsed if [sha256(image.data) for image in parsed.images] == data["hashes"] else None
     except (RagbuildError, OSError, KeyError, TypeError, ValueError):
         return None
 
@@ -158,112 +155,82 @@ def parse_corpus(
         raise UsageError(f"the corpus folder {folder} does not exist; give one with --corpus or corpus.dir")
     rows, warnings = read_sidecar(folder, corpus.sidecar)
     result, every = CorpusResult(warnings=warnings), parsers()
+
+    def refuse(source: str, reason: str) -> None:
+        result.refused.append({"doc_source": source, "reason": reason})
+
     for source in _links(folder):
-        result.refused.append({"doc_source": source, "reason": "a link is not followed; copy the file into the folder"})
+        refuse(source, "a link is not followed; copy the file into the folder")
     skipped = {(folder / name).resolve() for name in (*NOT_DOCUMENTS, corpus.sidecar)}
     skipped |= {Path(name).resolve() for name in (corpus.query_log, corpus.term_review)}
-    files = [path for path in walk(folder) if path.resolve() not in skipped]
-    names = Counter(path.with_suffix("") for path in files)
-    chosen: dict[Path, tuple[DocumentParser, str]] = {}
-    by_hash: dict[str, str] = {}
-    for path in files:
-        source = path.relative_to(folder).as_posix()
+    files = {path.relative_to(folder).as_posix(): path for path in walk(folder) if path.resolve() not in skipped}
+    names = Counter(path.with_suffix("") for path in files.values())
+    jobs: dict[str, _Job] = {}
+    first_with: dict[str, str] = {}  # content hash or document key -> doc_source
+    for source, path in files.items():
         try:
-            content_hash = hash_path(path)
-            parser = _parser_for(path, every, corpus)
-            if (first := by_hash.setdefault(content_hash, source)) != source:
+            content_hash, options = hash_path(path), ParseOptions(safe_name(source), parse, corpus)
+            job = _Job(path, _parser_for(path, every, corpus), options, content_hash)
+            if (first := first_with.setdefault(content_hash, source)) != source:
                 raise DocumentRefused(f"the same content as '{first}'; keep one of the two")
-            chosen[path] = (parser, content_hash)
+            jobs[source] = job
         except Exception as error:  # one bad file must not stop the others
-            result.refused.append({"doc_source": source, "reason": _reason(error)})
+            refuse(source, _reason(error))
+    pdf = next(parser for parser in every if isinstance(parser, PdfParser))
     try:
-        _prepare(chosen, folder, parse, corpus)
-        keys: dict[str, str] = {}
-        for done, (path, (parser, content_hash)) in enumerate(chosen.items(), 1):
-            source = path.relative_to(folder).as_posix()
+        pdf.prepare([job.path for job in jobs.values() if job.parser is pdf and _cached(job.cache) is None], parse)
+        for done, (source, job) in enumerate(jobs.items(), 1):
             try:
-                parsed = _parse(path, parser, ParseOptions(safe_name(source), parse, corpus), content_hash)
-                document, inferred, notes = resolve(
-                    source, parsed, rows.get(source), corpus.sidecar, content_hash, names[path.with_suffix("")] > 1
-                )
-                if (first := keys.setdefault(document.key, source)) != source:
+                parsed, twin = _parse(job), names[job.path.with_suffix("")] > 1
+                document, inferred, notes = resolve(source, parsed, rows.get(source), job.content_hash, twin)
+                if (first := first_with.setdefault(document.key, source)) != source:
                     raise DocumentRefused(
-                        f"the same key {document.key} as '{first}'; give it another doc_id or doc_version"
+                        f"the same key {document.key} as '{first}'; give it another doc_id or version"
                     )
                 result.documents.append(ParsedEntry(document, parsed))
                 result.inferred.extend(inferred)
                 result.warnings.extend([*notes, *(f"{source}: {warning}" for warning in parsed.warnings)])
             except Exception as error:
-                result.refused.append({"doc_source": source, "reason": _reason(error)})
+                refuse(source, _reason(error))
             if progress is not None:
-                progress(source, done, len(chosen))
+                progress(source, done, len(jobs))
     finally:
-        for parser in every:
-            if isinstance(parser, PdfParser):
-                parser.close()
+        pdf.close()
     result.refused.sort(key=lambda item: item["doc_source"])
     return result
 
 
-def _prepare(
-    chosen: dict[Path, tuple[DocumentParser, str]], folder: Path, parse: ParseConfig, corpus: CorpusConfig
-) -> None:
-    """Hand all PDFs that the cache does not hold to one Java process."""
-    pdfs: dict[PdfParser, list[Path]] = {}
-    for path, (parser, content_hash) in chosen.items():
-        options = ParseOptions(safe_name(path.relative_to(folder).as_posix()), parse, corpus)
-        if isinstance(parser, PdfParser) and _cached(_entry(parser, options, content_hash)) is None:
-            pdfs.setdefault(parser, []).append(path)
-    for parser, paths in pdfs.items():
-        parser.prepare(paths, parse)
-
-
 def _links(folder: Path) -> list[str]:
-    found = []
-    for root, dirs, names in os.walk(folder, followlinks=False):
-        found += [
-            os.path.join(root, n)
-            for n in (*dirs, *names)
-            if not n.startswith(".") and os.path.islink(os.path.join(root, n))
-        ]
-    return sorted(Path(path).relative_to(folder).as_posix() for path in found)
+    """Relative paths of the links below a folder, hidden ones left out."""
+    found = (Path(root, name) for root, dirs, files in os.walk(folder) for name in (*dirs, *files))
+    return sorted(p.relative_to(folder).as_posix() for p in found if p.is_symlink() and not p.name.startswith("."))
 
 
 def write_parsed(entries: Iterable[ParsedEntry], workspace: Workspace) -> list[dict[str, Any]]:
     """Write ``parsed/<name>.md``, ``parsed/<name>.pages.json`` and ``images/…``; returns a record for each image.
 
-    A record holds image_id and image_path (relative), doc_key, doc_source, page, description and span (offsets of its
-    link in the Markdown).
+    A record has the fields of ImageRecord that are known here (image_id, image_path, page, description, doc_id,
+    doc_version), and doc_key and span, the offsets of the image's link in the Markdown.
     """
     records = []
-    for entry in entries:
-        name, parsed = safe_name(entry.document.doc_source), entry.parsed
+    for document, parsed in ((entry.document, entry.parsed) for entry in entries):
+        name = safe_name(document.doc_source)
         for image in parsed.images:
             path = f"images/{image.name}"
             write_bytes(workspace.path(path), image.data)
-            at = parsed.markdown.find(f"]({path})")
-            start = parsed.markdown.rfind("![", 0, max(at, 0))
+            end = parsed.markdown.find(f"]({path})") + len(path) + 3
             records.append({
-                "image_id": image.name.rpartition(".")[0], "image_path": path, "doc_key": entry.document.key,
-                "doc_source": entry.document.doc_source, "page": image.page, "description": image.caption,
-                "span": [start, at + len(path) + 3] if at >= 0 and start >= 0 else [0, 0],
+                "image_id": image.name.rpartition(".")[0], "image_path": path, "page": image.page,
+                "description": image.caption, "doc_id": document.doc_id, "doc_version": document.doc_version,
+                "doc_key": document.key, "span": [parsed.markdown.rfind("![", 0, end), end],
             })  # fmt: skip
-        data = _as_json(parsed)
-        del data["markdown"]
         write_text(workspace.path(f"parsed/{name}.md"), parsed.markdown)
-        write_json(workspace.path(f"parsed/{name}.pages.json"), {"doc_key": entry.document.key, **data})
+        write_json(workspace.path(f"parsed/{name}.pages.json"), _as_json(parsed, doc_key=document.key))
     return records
 
 
 def load_parsed(workspace: Workspace, document: Document) -> ParsedDocument:
-    """What `write_parsed` kept of a document, without the images' bytes; raises UsageError when it is not there."""
+    """What `write_parsed` kept of a document, without the images' bytes; raises InputRefused when it is not there."""
     name = safe_name(document.doc_source)
-    try:
-        markdown = workspace.path(f"parsed/{name}.md").read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"no parsed text of '{document.doc_source}' in {workspace.root}; run the build again"
-        ) from error
     data = read_json(workspace.path(f"parsed/{name}.pages.json"))
-    images = tuple(ParsedImage(i["name"], b"", i["page"], i["caption"]) for i in data["images"])
-    return _from_json(data, markdown, images)
+    return _from_json(data, workspace.path(f"parsed/{name}.md").read_bytes().decode("utf-8"), None)

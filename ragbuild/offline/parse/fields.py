@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,9 +14,7 @@ from ragbuild.core.store import read_csv
 from ragbuild.core.text import language_of
 from ragbuild.offline.parse.base import ParsedDocument
 
-FIELDS = (
-    "doc_id", "doc_version", "product_model", "kb", "doc_type", "status", "supersedes", "effective_date", "title", "language",
-)  # fmt: skip
+FIELDS = tuple(name for name in Document.model_fields if name not in ("doc_source", "content_hash"))
 Row = tuple[int, dict[str, str]]  # line of the sidecar, its values
 
 # doc_type by the first of these that the file's name holds
@@ -31,86 +28,84 @@ _TYPES = (
     ("guide", "guide|manual|handbook|手册|指南"), ("report", "report|报告"),
 )  # fmt: skip
 _VERSION = re.compile(
-    r"(?<![\w.])(?:v\d{1,3}(?:\.\d{1,3}){0,3}|\d{1,2}(?:\.\d{1,3}){1,3})(?![\w])|(?<![a-z0-9])rev[-_. ]?[a-z0-9]{1,2}(?![a-z0-9])",
+    r"(?<![\w.])(?:v\d{1,3}(?:\.\d{1,3}){0,3}|\d{1,2}(?:\.\d{1,3}){1,3})(?!\w)"
+    r"|(?<![a-z\d])rev[-_. ]?[a-z\d]{1,2}(?![a-z\d])",
     re.I,
 )
 
 
 def read_sidecar(folder: Path, name: str) -> tuple[dict[str, Row], list[str]]:
     """Rows of the sidecar by `doc_source`, and warnings (unknown column, repeated row, file that is not there)."""
-    path, rows, warnings = folder / name, {}, []
-    if not path.is_file():
+    if not (folder / name).is_file():
         return {}, []
-    for line, row in enumerate(read_csv(path, required=["doc_source"]), 2):
-        source = row.pop("doc_source").replace("\\", "/").removeprefix("./")
+    rows: dict[str, Row] = {}
+    warnings = []
+    for line, row in enumerate(read_csv(folder / name, required=["doc_source"]), 2):
+        source, where = row.pop("doc_source").replace("\\", "/").removeprefix("./"), f"{name} line {line}"
         if line == 2 and (unknown := sorted(set(row) - set(FIELDS))):
-            warnings.append(
-                f"{name}: unknown column(s) {', '.join(unknown)} ignored; it takes doc_source, {', '.join(FIELDS)}"
-            )
-        if not source:
-            warnings.append(f"{name} line {line}: doc_source is empty; the row was ignored")
-        elif source in rows:
-            warnings.append(
-                f"{name} line {line}: a second row for '{source}' (first: line {rows[source][0]}) was ignored"
-            )
-        elif not (folder / source).is_file():
-            warnings.append(f"{name} line {line}: there is no file '{source}' in {folder}")
+            warnings.append(f"{name}: unknown column(s) {', '.join(unknown)} ignored; it takes {', '.join(FIELDS)}")
+        if source in rows:
+            warnings.append(f"{where}: a second row for '{source}' was ignored; the first is line {rows[source][0]}")
+        elif not source or not (folder / source).is_file():
+            warnings.append(f"{where}: there is no file '{source}' in {folder}; the row was ignored")
         else:
             rows[source] = (line, {key: value for key, value in row.items() if key in FIELDS and value})
     return rows, warnings
 
 
 def resolve(
-    source: str, parsed: ParsedDocument, row: Row | None, sidecar: str, content_hash: str, twin: bool = False
+    source: str, parsed: ParsedDocument, row: Row | None, content_hash: str, twin: bool = False
 ) -> tuple[Document, list[dict[str, str]], list[str]]:
     """The document's record, what was inferred (doc_source, field, value, rule), and warnings.
 
     `twin`: another file has the same path but for its extension, so that an inferred doc_id keeps the extension.
-    Raises DocumentRefused, naming the line of the sidecar or the front matter, when a given value is not valid.
+    Raises DocumentRefused, naming the front matter or the line of the sidecar, when a given value is not valid.
     """
     front = parsed.metadata if parsed.parser == "markdown" else {}
     unknown = sorted(set(front) - set(FIELDS))
     warnings = [f"{source}: unknown front matter key(s) {', '.join(unknown)} ignored"] if unknown else []
     line, given = row or (0, {})
-    values: dict[str, Any] = {**given, **{key: front[key] for key in FIELDS if front.get(key)}}
-    inferred = []
-    for field, (value, rule) in _rules(source, parsed, twin).items():
-        if field not in values:
-            values[field] = value
-            inferred.append({"doc_source": source, "field": field, "value": value, "rule": rule})
-    values["product_model"] = tuple(m.strip() for m in re.split("[;；]", values["product_model"]) if m.strip())
+    values: dict[str, Any] = given | {key: front[key] for key in FIELDS if front.get(key)}
+    rules = {key: found for key, found in _rules(source, parsed, twin).items() if key not in values}
+    inferred = [
+        {"doc_source": source, "field": key, "value": found[0], "rule": found[1]} for key, found in rules.items()
+    ]
+    values |= {key: value for key, (value, _) in rules.items()}
+    values["product_model"] = tuple(
+        model.strip() for model in re.split("[;；]", values["product_model"]) if model.strip()
+    )
     try:
         return Document(doc_source=source, content_hash=content_hash, **values), inferred, warnings
     except ValidationError as error:
         problems = []
         for problem in error.errors():
-            field = str(problem["loc"][0])
-            where = "front matter" if field in front else f"{sidecar} line {line}" if field in given else "inferred"
-            problems.append(f"{field} '{problem['input']}' ({where}): {problem['msg']}")
+            key = str(problem["loc"][0])
+            where = "front matter" if key in front else f"sidecar line {line}" if key in given else "inferred"
+            problems.append(f"{key} '{problem['input']}' ({where}): {problem['msg']}")
         raise DocumentRefused("invalid document fields: " + "; ".join(problems)) from None
 
 
-def _rules(source: str, parsed: ParsedDocument, twin: bool) -> Mapping[str, tuple[str, str]]:
+def _rules(source: str, parsed: ParsedDocument, twin: bool) -> dict[str, tuple[str, str]]:
     """Each field that may be inferred: (value, the rule that gives it)."""
     path = PurePosixPath(source)
     stem = path.name.removesuffix(path.suffix)
     version, kind = _VERSION.search(stem), next((name for name, words in _TYPES if re.search(words, stem, re.I)), "")
     plain = re.sub(r"[-_. ]{2,}", "-", stem.replace(version.group(), "")).strip("-_. ") if version else stem
     doc_id = re.sub(r"\s+", "-", ".".join([*path.parts[:-1], plain or stem])) + (path.suffix if twin else "")
-    heading = re.search(r"^# +(.+)$", re.sub(r"^```.*?^```", "", parsed.markdown[:5000], flags=re.S | re.M), re.M)
+    start = re.sub(r"^```.*?^```", "", parsed.markdown[:5000], flags=re.S | re.M)
+    heading = re.search(r"^# +(.+)$", start, re.M)
     title = heading.group(1).strip(" *") if heading else parsed.metadata.get("title", "")
-    how = "first level-1 heading" if heading else "core properties" if title else "file name"
-    version_value = re.sub(r"^(?=\d)", "v", version.group()) if version else "unversioned"
+    words = re.sub(r"\]\([^)\n]*\)|https?://\S+", "", parsed.markdown)  # an address says nothing about the language
     return {
-        "doc_id": (
-            doc_id,
-            "relative path" + (" without the version" if version else "") + (" with the extension" if twin else ""),
+        "doc_id": (doc_id, f"relative path{' without the version' * bool(version)}{' with the extension' * twin}"),
+        "doc_version": (
+            re.sub(r"^(?=\d)", "v", version.group()) if version else "unversioned",
+            "pattern in the file name" if version else "default",
         ),
-        "doc_version": (version_value, "pattern in the file name" if version else "default"),
         "product_model": ("all", "default"),
         "kb": ("default", "default"),
         "doc_type": (kind or "document", "keyword in the file name" if kind else "default"),
         "status": ("active", "default"),
-        "title": (title or stem, how),
-        "language": (language_of(parsed.markdown), "script of the text"),
+        "title": (title or stem, "first heading" if heading else "core properties" if title else "file name"),
+        "language": (language_of(words), "script of the text"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from collections.abc import Callable
 from importlib.metadata import version
@@ -13,24 +14,28 @@ from bs4 import BeautifulSoup, Comment, Tag
 from bs4.dammit import EncodingDetector
 from markdownify import MarkdownConverter
 
-from ragbuild.offline.parse.base import ParsedDocument, ParsedImage, ParseOptions, decode, detect, pipe_table, tidy
+from ragbuild.offline.parse.base import (
+    DocumentParser,
+    ParsedDocument,
+    ParsedImage,
+    ParseOptions,
+    decode,
+    pipe_table,
+    tidy,
+)
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 _EMBEDDED = re.compile(r"!\[([^\]\n]*)\]\(data:image/(\w+);base64,([A-Za-z0-9+/=\s]+)\)")
 _LAYOUT = re.compile(r"</?(?:div|p|a|img|span|center|picture|source|figure|font)\b(?:\s[^<>]*)?/?>", re.I)
 
 
-class MarkdownParser:
+class MarkdownParser(DocumentParser):
     """Markdown stays as it is, but for setext and HTML headings, which become ATX ones, and HTML that only lays out."""
 
     name, version = "markdown", "1"
 
-    def accepts(self, head: bytes, path: Path) -> bool:
-        return detect(head, path) == self.name
-
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
-        text = decode(path.read_bytes())
-        metadata, text, warnings = front_matter(text)
+        metadata, text, warnings = front_matter(decode(path.read_bytes()))
         images: list[ParsedImage] = []
 
         def embedded(match: re.Match[str]) -> str:
@@ -53,7 +58,7 @@ def front_matter(text: str) -> tuple[dict[str, str], str, tuple[str, ...]]:
     if not match:
         return {}, text, ()
     try:
-        data = yaml.load(match.group(1), Loader=yaml.BaseLoader)  # noqa: S506
+        data = yaml.load(match.group(1), Loader=yaml.BaseLoader)
         if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
             raise ValueError("it is no mapping of keys to values")
     except (yaml.YAMLError, ValueError) as error:
@@ -86,31 +91,28 @@ def _by_fence(text: str) -> list[tuple[bool, str]]:
 
 
 def _atx(text: str) -> str:
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r"<!--.{0,20000}?-->", "", text, flags=re.S)
     for mark, level in (("=", "#"), ("-", "##")):
         text = re.sub(
             rf"(?:^|(?<=\n\n))(?![#>|\-*+\s]|\d+\.)([^\n|]+)\n{mark}{{2,}}[ \t]*(?=\n|$)", rf"{level} \1", text
         )
 
     def heading(match: re.Match[str]) -> str:
-        title = " ".join(BeautifulSoup(match.group(2), "lxml").get_text(" ").split())
+        title = " ".join(BeautifulSoup(f"<p>{match.group(2)}</p>", "lxml").get_text(" ").split())
         return f"\n\n{'#' * int(match.group(1))} {title}\n\n" if title else ""
 
-    text = re.sub(r"[ \t]*<h([1-6])\b[^>]*>(.*?)</h\1\s*>", heading, text, flags=re.S | re.I)
+    text = re.sub(r"[ \t]*<h([1-6])\b[^>]*>(.{0,2000}?)</h\1\s*>", heading, text, flags=re.S | re.I)
     return re.sub(r"^[ \t]+$", "", _LAYOUT.sub("", text), flags=re.M)
 
 
-class HtmlParser:
+class HtmlParser(DocumentParser):
     """A page: menus, banners and side bars go, the main part stays and becomes Markdown."""
 
     name, version = "html", f"1+markdownify{version('markdownify')}"
 
-    def accepts(self, head: bytes, path: Path) -> bool:
-        return detect(head, path) == self.name
-
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
         data = path.read_bytes()
-        soup = BeautifulSoup(_html_text(data), "lxml")
+        soup = BeautifulSoup(re.sub(r"\s*<\?xml[^>]*>", "", _html_text(data), count=1), "lxml")
         metadata = {"title": " ".join(soup.title.get_text().split())} if soup.title else {}
         markdown, images = html_to_markdown(_main_part(soup), options)
         return ParsedDocument(markdown, (0,), images, metadata, self.name)
@@ -120,49 +122,45 @@ def _html_text(data: bytes) -> str:
     """Byte order mark, then the page's own declaration, then what `decode` finds."""
     declared = EncodingDetector.find_declared_encoding(data, is_html=True)
     if declared and not data.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")):
-        name = "gb18030" if declared.lower() in ("gb2312", "gbk", "x-gbk") else declared
-        try:
-            return data.decode(name)
-        except (UnicodeDecodeError, LookupError):
-            pass  # the declaration is wrong, as it often is in saved pages
+        with contextlib.suppress(UnicodeDecodeError, LookupError):  # it may be wrong, as often in saved pages
+            return data.decode("gb18030" if declared.lower() in ("gb2312", "gbk", "x-gbk") else declared)
     return decode(data)
 
 
-_DROP = "script style noscript template nav aside footer form button svg iframe object select textarea input dialog video audio"
+_DROP = (
+    "script style noscript template nav aside footer form button svg iframe object select input dialog video".split()
+)
 _ROLES = {"navigation", "search", "dialog", "banner", "contentinfo", "complementary", "menu", "alert"}
 _BOILERPLATE = re.compile(
-    r"(^|[-_ ])(nav|navbar|navbox|navigation|menu|sidebar|breadcrumbs?|cookies?|consent|banner|footer|toc|skip|share|social|"
-    r"related|feedback|advert|ads|promo|newsletter|editsection|hatnote|noprint|catlinks|printfooter|sitenotice|"
-    r"backlink|jump-to-nav|siteSub|contentSub|metadata|ambox|vector-\w+|interlanguage|mw-jump-link|authority-control)([-_ ]|$)"
+    r"(?:^|[-_ ])(?:nav|navbar|navbox|navigation|menu|sidebar|breadcrumbs?|cookies?|consent|banner|footer|toc|skip|"
+    r"share|social|related|feedback|advert|ads|promo|newsletter|editsection|hatnote|noprint|catlinks|sitenotice|backlink|"
+    r"siteSub|contentSub|printfooter|vector-dropdown|mw-indicators?|metadata|ambox|authority-control)(?:[-_ ]|$)"
 )
 
 
 def _main_part(soup: BeautifulSoup) -> Tag:
-    """The part of a page that is its content: boilerplate removed, then `main` or `article` where it holds most text."""
+    """The content of a page: boilerplate removed, then `main` or `article` where it holds most of the text."""
     body = soup.body or soup
-    for comment in soup.find_all(string=lambda s: isinstance(s, Comment)):
-        comment.extract()
-    for tag in body.find_all(_DROP.split()):
-        tag.decompose()
+    for element in [*body.find_all(string=lambda s: isinstance(s, Comment)), *body.find_all(_DROP)]:
+        element.extract()
+    whole = len(body.get_text())
     for tag in body.find_all(True):
-        if tag.attrs is None or tag.name in ("body", "main", "article"):
+        if tag.attrs is None or tag.name in ("body", "main", "article", "h1"):
             continue  # gone with its parent, or the content itself
         marks = " ".join([*(tag.get("class") or []), str(tag.get("id") or "")])
         hidden = tag.has_attr("hidden") or re.search(r"display:\s*none", str(tag.get("style") or ""))
-        large = len(tag.get_text()) > 0.5 * len(body.get_text())  # a wrapper called "has-sidebar" is no side bar
-        boilerplate = tag.get("role") in _ROLES or _BOILERPLATE.search(marks)
-        if hidden or (boilerplate and not large and not tag.find("h1") and tag.name != "h1"):
+        boilerplate = (tag.get("role") in _ROLES or _BOILERPLATE.search(marks)) and not tag.find("h1")
+        if hidden or (boilerplate and len(tag.get_text()) < 0.5 * whole):  # a wrapper "has-sidebar" is no side bar
             tag.decompose()
-    whole = len(body.get_text(strip=True))
+    whole = len(body.get_text())
     for name, attrs in (("main", {}), (True, {"role": "main"}), ("article", {}), (True, {"id": "content"})):
-        found = [tag for tag in body.find_all(name, attrs=attrs) if len(tag.get_text(strip=True)) > 0.5 * whole]
-        if found:
-            title = body.find("h1")
-            if title is not None and not found[0].find("h1"):
-                found[0].insert(0, title)
-            return found[0]
+        found = next((tag for tag in body.find_all(name, attrs=attrs) if len(tag.get_text()) > 0.5 * whole), None)
+        if found is not None:
+            if body.h1 is not None and found.h1 is None:
+                found.insert(0, body.h1)
+            return found
     for tag in body.find_all("header"):
-        if not tag.find("h1"):
+        if tag.h1 is None:
             tag.decompose()
     return body
 
@@ -219,7 +217,7 @@ def html_to_markdown(root: Tag, options: ParseOptions) -> tuple[str, tuple[Parse
 def _clean(text: str) -> str:
     """No bold headings, no single blank before a line, no runs of blanks inside one."""
     text = re.sub(r"^(#{1,6}) +\*\*(.+)\*\* *$", r"\1 \2", text, flags=re.M)
-    return re.sub(r"^ (?=\S)", "", re.sub(r"(?<=\S) {2,}(?=\S)", " ", text), flags=re.M)
+    return re.sub(r"^ (?=\S)", "", re.sub(r"(?<=[^\s|]) {2,}(?=[^\s|])", " ", text), flags=re.M)
 
 
 def _replace_table(table: Tag, converter: MarkdownConverter) -> None:

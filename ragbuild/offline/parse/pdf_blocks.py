@@ -233,7 +233,7 @@ def _aligned_tables(lines: Sequence[Line], page: int) -> list[Block]:
     found, run = [], []
     for row in [*rows(lines), []]:
         near = run and row and run[-1][0].box[1] - row[0].box[1] < 3.2 * row[0].size
-        if row and not row[0].mono and (near and _spans([*run, row]) or (not run and len(row) > 1)):
+        if row and not row[0].mono and ((near and _spans([*run, row])) or (not run and len(row) > 1)):
             run.append(row)
             continue
         spans, pieces = _spans(run), [piece for r in run for piece in r]

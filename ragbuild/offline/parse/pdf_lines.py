@@ -16,6 +16,8 @@ _MONO = re.compile(r"mono|courier|consol|menlo|typewriter|cmtt", re.I)
 _BOLD = re.compile(r"bold|black|heavy|semib|medi(?!um)|cmbx|-fbd", re.I)
 _MARK = re.compile("[•●▪◦■□\x02\x7f-\x9f\ue000-\uf8ff]|\\d{1,2}[.)]")  # belongs to what follows it, however far
 _LIGATURES = {c: s for c, s in zip("\ufb00\ufb01\ufb02\ufb03\ufb04", ("ff", "fi", "fl", "ffi", "ffl"), strict=True)}
+_SOLID_END = re.compile(r"\w[-–]$|https?:\S*[/-]$|@$|[\u3000-\u303f\uff00-\uffef]$")  # lines join without a blank
+_SOLID_START = re.compile(r"[\u3001-\u303f\uff00-\uffef]")
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in points, y upwards, as the reader sees the page
 
 
@@ -81,7 +83,7 @@ def page_lines(page: Any) -> list[Line]:
 
 
 def clean(text: str) -> str:
-    """A line without ligatures, control and private characters; a symbol font's bullet and a broken hyphen are named."""
+    """A line without ligatures, control and private characters; a symbol font's bullet and a broken hyphen stay."""
     text = "".join(_LIGATURES.get(char, char) for char in text).replace("\xa0", " ")
     text = re.sub("^[\x02\x7f-\x9f\ue000-\uf8ff\ufffd]", "• ", text)
     text = re.sub("[\x02\ufffe\xad](?=\\s*$)", "-", text)
@@ -114,7 +116,7 @@ def union(boxes: Iterable[Box]) -> Box:
 
 
 def rows(lines: Sequence[Line]) -> list[list[Line]]:
-    """Lines on one base line together, from left to right, the rows from top to bottom. Superscripts join their line."""
+    """Lines on one base line together, left to right, the rows from top to bottom. Superscripts join their line."""
     out: list[list[Line]] = []
     for line in sorted(lines, key=lambda item: -item.box[1]):
         small, large = sorted(
@@ -149,20 +151,16 @@ def join_lines(lines: Sequence[str], words: frozenset[str] = frozenset()) -> str
         if not out or not line:
             out += line
             continue
-        head, tail = re.search(r"([^\W\d_]+)-$", out), re.match(r"[^\W\d_]+", line)
+        end = out[-60:]
+        head, tail = re.search(r"([^\W\d_]+)-$", end), re.match(r"[^\W\d_]+", line)
         if head and tail:
             first, second = head.group(1).lower(), tail.group().lower()
             both = f"{first}-{second}" in words or (len(first) > 2 and first in words and second in words)
             kept = tail.group()[0].isupper() or (first + second not in words and both)
             out = (out if kept else out[:-1]) + line
-        elif re.search(rf"[{HAN}]$", out) and re.match(rf"[{HAN}“‘]", line):
-            out += line
-        elif re.search(r"\w[-–]$|https?:\S*[/-]$|@$|[\u3000-\u303f\uff00-\uffef]$", out) or re.match(
-            r"[\u3001-\u303f\uff00-\uffef]", line
-        ):
-            out += line
         else:
-            out += " " + line
+            han = re.search(f"[{HAN}]$", end) and re.match(f"[{HAN}“‘]", line)
+            out += ("" if han or _SOLID_END.search(end) or _SOLID_START.match(line) else " ") + line
     return out
 
 

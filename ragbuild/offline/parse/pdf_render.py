@@ -25,8 +25,8 @@ _LEADER = re.compile(r"(?:[ .·…]?[.·…]){4,}\s*")  # from an entry of a tab
 
 
 def without_running(blocks: list[Block], sizes: Sequence[tuple[float, float]], body: float) -> list[Block]:
-    """Leave out headers, footers and page numbers: what stands in the outer 7 % of a page's height, is no larger than the
-    text, and is a number, comes again (digits aside) on other pages, or carries numbers that rise from page to page.
+    """Leave out headers, footers and page numbers: what stands in the outer 7 % of a page's height, is not larger
+    than the text, and is a number, comes again (digits aside) on other pages, or has numbers that rise with the pages.
     """
     drop: set[int] = set()
     seen: dict[tuple[bool, str], list[Block]] = defaultdict(list)
@@ -99,11 +99,11 @@ def mark_headings(blocks: list[Block], body: float) -> list[Block]:
     for block in blocks:
         if block.kind in ("text", "item") and _is_heading(block, body):
             block.kind, last = "heading", headings[-1] if headings else block
-            if last.page == block.page and abs(last.size - block.size) < 0.6 and not heading_number(block.text):
-                if -3 < last.box[1] - block.box[3] < 0.5 * block.size:  # one heading over two lines
-                    last.lines, last.box, block.kind = last.lines + block.lines, union((last.box, block.box)), "used"
-                    continue
-            headings.append(block)
+            alike = last.page == block.page and abs(last.size - block.size) < 0.6 and not heading_number(block.text)
+            if alike and -3 < last.box[1] - block.box[3] < 0.5 * block.size:  # one heading over two lines
+                last.lines, last.box, block.kind = last.lines + block.lines, union((last.box, block.box)), "used"
+            else:
+                headings.append(block)
     numbered: dict[int, list[float]] = defaultdict(list)
     for block in headings:
         if depth := heading_number(block.text):
@@ -156,7 +156,9 @@ def _is_heading(block: Block, body: float) -> bool:
     if size < 0.95 * body:
         return False
     lettered = re.match(r"[A-Z]\.[A-Z\d]", text) is not None
-    return bold and (bool(numbered) or hinted or (alone and len(text) < 70)) or bool(numbered) and (hinted or lettered)
+    return (bold and (bool(numbered) or hinted or (alone and len(text) < 70))) or (
+        bool(numbered) and (hinted or lettered)
+    )
 
 
 def to_markdown(blocks: Sequence[Block], pages: int, words: frozenset[str]) -> tuple[str, tuple[int, ...]]:

@@ -6,27 +6,27 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from ragbuild.offline.parse.base import ParsedDocument, ParseOptions, decode, detect, tidy
+from ragbuild.offline.parse.base import DocumentParser, ParsedDocument, ParseOptions, decode, tidy
 
-# "1 Overview", "1.1 Scope", "第一章 总则", "一、概述", "（一）范围", "Chapter 2 Setup", "附录 A"; never "1. Connect the cable."
+# "1 Overview", "1.1 Scope", "第一章 总则", "一、概述", "（一）范围", "Chapter 2 Setup"; never "1. Connect it."
+_HAN_NUMBER = "[一二三四五六七八九十百]{1,4}"
 _HEADING = re.compile(
-    r"(?P<dotted>\d{1,2}(?:\.\d{1,2}){0,3})[ \t\u3000]+(?=[^\W\d_])|(?P<top>第[一二三四五六七八九十百\d]{1,4}[章编篇部]|[一二三四五六七八九十]{1,3}、|"
-    r"(?:Chapter|Appendix|CHAPTER|APPENDIX) [\dA-Z]{1,3}\b|附录\s?[A-Z一二三四五]?)|(?P<sub>第[一二三四五六七八九十百\d]{1,4}节|[（(][一二三四五六七八九十]{1,3}[)）])"
+    r"(?P<dotted>\d{1,2}(?:\.\d{1,2}){0,3})[ \t\u3000]+(?=[^\W\d_])"
+    rf"|(?P<top>第(?:{_HAN_NUMBER}|\d{{1,3}})[章编篇部]|{_HAN_NUMBER}、"
+    rf"|(?:Chapter|Appendix) [\dA-Z]{{1,3}}\b|附录\s?[A-Z一二三四五]?)"
+    rf"|第(?:{_HAN_NUMBER}|\d{{1,3}})节|[（(]{_HAN_NUMBER}[)）]"
 )
 _LIST = re.compile(r"([-*•·●○▪–]|\d{1,2}[.)、]|[（(]\d{1,2}[)）]|[a-z][.)])\s*(?=\S)")
 _QUESTION = re.compile(r"(\d{1,2}(\.\d{1,2}){1,3}\s+)(Q|问)\s*[:：]")
 _COLUMNS = re.compile(r"\S(?: {2,}|\t+|\u3000{2,})\S")
 
 
-class TextParser:
+class TextParser(DocumentParser):
     """Plain text. Rules for a heading: numbered, one line of at most 80 characters, alone between empty lines, no
     punctuation at its end. A numbered question (``1.1 Q: …``) with its answer on the next line is one too.
     """
 
     name, version = "text", "1"
-
-    def accepts(self, head: bytes, path: Path) -> bool:
-        return detect(head, path) == self.name
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
         text = decode(path.read_bytes())

@@ -1,0 +1,223 @@
+"""Dictionary entries in the making: merged by their forms, reviewed, counted, tagged, and freed of conflicts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ragbuild.core.config import DictionaryConfig
+from ragbuild.core.forms import FormMatcher, form_key, singular
+from ragbuild.core.records import TermEntry
+from ragbuild.offline.entities import Plain
+from ragbuild.offline.review import ReviewRow
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """One form that several terms claim. The first of `terms` has it in use; all are named, for the expert."""
+
+    form: str
+    terms: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Term:
+    """An entry in the making. `held`: it comes from an earlier run and stays."""
+
+    standard_term: str
+    abbreviation: str = ""
+    full_form: str = ""
+    colloquial: list[str] = field(default_factory=list)
+    tag: str = ""
+    kind: str = "term"
+    source: str = "machine"
+    count: int = 0
+    score: float = 0.0
+    found_by: set[str] = field(default_factory=set)
+    held: bool = False
+
+    @property
+    def formal(self) -> list[str]:
+        return list(dict.fromkeys(f for f in (self.standard_term, self.abbreviation, self.full_form) if f))
+
+    @property
+    def forms(self) -> list[str]:
+        return list(dict.fromkeys((*self.formal, *self.colloquial)))
+
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        return self.source != "expert", -self.count, self.standard_term
+
+    def entry(self) -> TermEntry:
+        colloquial = tuple(f for f in dict.fromkeys(self.colloquial) if f not in self.formal)
+        return TermEntry(
+            standard_term=self.standard_term, abbreviation=self.abbreviation, full_form=self.full_form,
+            colloquial=colloquial, tag=self.tag, kind=self.kind, source=self.source, count=self.count,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=100_000)
+def same_key(form: str) -> str:
+    """Spellings with and without hyphen, singular and plural have one key."""
+    return "".join(map(singular, form_key(form).split()))
+
+
+class Pool:
+    """The terms so far, found again by their formal forms."""
+
+    def __init__(self) -> None:
+        self.terms: list[Term] = []
+        self.growth: list[dict[str, Any]] = []
+
+    def find(self, forms: Iterable[str]) -> list[Term]:
+        keys = set(map(same_key, forms))
+        return [t for t in self.terms if not keys.isdisjoint(map(same_key, t.formal))]
+
+    def add_all(self, stage: str, terms: Iterable[Term]) -> None:
+        """Append each, or fill the gaps of the term that has one of its forms already."""
+        index = {same_key(form): term for term in reversed(self.terms) for form in term.formal}
+        for new in terms:
+            known = next((index[k] for k in map(same_key, new.formal) if k in index), None)
+            if known is None:
+                self.terms.append(new)
+                known = new
+            elif known is not new:
+                known.found_by |= new.found_by
+                known.score = max(known.score, new.score)
+                known.kind = new.kind if known.kind == "term" else known.kind
+                if known.source != "expert":
+                    for name in ("abbreviation", "full_form", "tag"):
+                        value = getattr(known, name) or getattr(new, name)
+                        setattr(known, name, "" if name == "full_form" and value == known.standard_term else value)
+            for form in known.formal:
+                index.setdefault(same_key(form), known)
+        self.grown(stage)
+
+    def grown(self, stage: str) -> None:
+        self.growth.append({"stage": stage, "terms": len(self.terms), "forms": sum(len(t.forms) for t in self.terms)})
+
+
+def count_forms(terms: Sequence[Term], plains: Sequence[Plain]) -> None:
+    """How often the documents hold each term, in any formal form; a longer term hides the shorter ones in it."""
+    matcher = FormMatcher((form, i) for i, term in enumerate(terms) for form in term.formal)
+    counts = Counter(i for p in plains for _, _, i in matcher.find("\n".join((*p.lines, *p.code, *p.blocks))))
+    for i, term in enumerate(terms):
+        term.count = counts[i]
+
+
+def apply_review(pool: Pool, review: Sequence[ReviewRow]) -> dict[str, Any]:
+    done: dict[str, Any] = {d: 0 for d in ("accept", "edit", "add", "reject")}
+    done |= {"undecided": 0, "rejected": [], "rejected_but_kept": [], "without_effect": [], "absorbed": []}
+    owned = {same_key(f): r.standard_term for r in review if r.decision not in ("", "reject") for f in r.colloquial}
+    for row in review:
+        done[row.decision or "undecided"] += 1
+        if row.decision == "reject":
+            hits = [t for t in pool.terms if same_key(t.standard_term) == same_key(row.standard_term)]
+            kept = [t for t in hits if t.held or t.source == "expert"]
+            pool.terms = [t for t in pool.terms if t not in hits or t in kept]
+            name = "rejected_but_kept" if kept else "rejected" if hits else "without_effect"
+            done[name].append(row.standard_term)
+        elif row.decision:
+            _decide(pool, row)
+    # What the expert calls a colloquial form is no term of its own.
+    for term in [t for t in pool.terms if t.source != "expert" and not t.held and same_key(t.standard_term) in owned]:
+        pool.terms.remove(term)
+        done["absorbed"].append(term.standard_term)
+    return done
+
+
+def _decide(pool: Pool, row: ReviewRow) -> None:
+    """Accept confirms and completes; edit and add set the fields. Several machine terms for one concept become one."""
+    hits = pool.find(row.formal)
+    first = next((t for t in hits if t.held), hits[0] if hits else None)
+    term = first or Term(row.standard_term)
+    if first is None:
+        pool.terms.append(term)
+    others = [t for t in hits if t is not term and not (t.held and term.held)]
+    pool.terms = [t for t in pool.terms if t not in others]
+    term.found_by |= {"expert"}.union(*(t.found_by for t in others))
+    term.kind = next((t.kind for t in (term, *others) if t.kind != "term"), "term")
+    machine = (term.abbreviation, term.full_form, term.colloquial, term.tag)
+    term.standard_term, term.source = row.standard_term, "expert"
+    term.abbreviation, term.full_form, term.tag = row.abbreviation, row.full_form, row.tag
+    term.colloquial = list(row.colloquial)
+    if row.decision == "accept":
+        term.abbreviation = row.abbreviation or machine[0]
+        term.full_form = row.full_form or (machine[1] if machine[1] != row.standard_term else "")
+        term.colloquial += [f for f in machine[2] if f not in row.colloquial]
+        term.tag = row.tag or machine[3]
+
+
+def limit(pool: Pool, config: DictionaryConfig) -> dict[str, int]:
+    machine = [t for t in pool.terms if t.source != "expert" and not t.held]
+    rare = [t for t in machine if t.count < config.min_count]
+    ranked = sorted(
+        (t for t in machine if t.count >= config.min_count), key=lambda t: (-t.score, -t.count, t.standard_term)
+    )
+    gone = {id(t) for t in (*rare, *ranked[config.max_candidates :])}
+    pool.terms = [t for t in pool.terms if id(t) not in gone]
+    return {"under_min_count": len(rare), "over_max_candidates": max(0, len(ranked) - config.max_candidates)}
+
+
+def resolve(pool: Pool) -> list[Conflict]:
+    """A form that several terms claim stays with the first by (expert, count, name); the others lose it."""
+    claims: dict[str, list[Term]] = defaultdict(list)
+    shown: dict[str, str] = {}
+    for term in sorted(pool.terms, key=lambda t: t.order):
+        for form in term.forms:
+            key = form_key(form)
+            shown.setdefault(key, form)
+            if term not in claims[key]:
+                claims[key].append(term)
+    conflicts = []
+    for key, terms in claims.items():
+        if len(terms) < 2:
+            continue
+        # A standard term keeps its own name against another's colloquial form, except against the expert's word.
+        terms.sort(key=lambda t: (t.order[0], form_key(t.standard_term) != key, t.order))
+        conflicts.append(Conflict(shown[key], tuple(t.standard_term for t in terms)))
+        for loser in terms[1:]:
+            loser.colloquial = [f for f in loser.colloquial if form_key(f) != key]
+            for name in ("abbreviation", "full_form"):
+                if form_key(getattr(loser, name)) == key and form_key(loser.standard_term) != key:
+                    setattr(loser, name, "")
+    return conflicts
+
+
+def infer_tags(terms: Sequence[Term], plains: Sequence[Plain]) -> int:
+    """Give a term without tag that of the tagged terms beside it: in its own words first, then on the same lines.
+
+    A neighbour counts by its rarity; the tag needs two lines, a quarter of the term's lines and half of all weight.
+    """
+    tagged = [i for i, t in enumerate(terms) if t.tag]
+    if not tagged:
+        return 0
+    matcher = FormMatcher((form, i) for i, term in enumerate(terms) for form in term.formal)
+    lines = [{i for _, _, i in matcher.find(line)} for p in plains for line in (*p.lines, *p.blocks)]
+    df = Counter(i for line in lines for i in line)
+    weight: dict[int, Counter[str]] = defaultdict(Counter)
+    seen: dict[int, Counter[str]] = defaultdict(Counter)
+    for line in lines:
+        for i in line:
+            if not terms[i].tag:
+                for tag in {terms[j].tag for j in line if terms[j].tag}:
+                    best = max(math.log(1 + len(lines) / df[j]) for j in line if terms[j].tag == tag)
+                    weight[i][tag] += best
+                    seen[i][tag] += 1
+    inner = FormMatcher((form, terms[i].tag) for i in tagged for form in terms[i].formal)
+    chosen: dict[int, str] = {}
+    for i, term in enumerate(terms):
+        own = {tag for form in term.formal for _, _, tag in inner.find(form)} if not term.tag else set()
+        if len(own) == 1:
+            chosen[i] = own.pop()
+        elif weight[i]:
+            tag, most = min(weight[i].items(), key=lambda item: (-item[1], item[0]))
+            if 2 * most >= sum(weight[i].values()) and seen[i][tag] >= max(2, df[i] / 4):
+                chosen[i] = tag
+    for i, tag in chosen.items():
+        terms[i].tag = tag
+    return len(chosen)
