@@ -117,3 +117,48 @@ class FakeEmbedder:
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         return self.encode_documents(texts)
+
+
+class Built:
+    """The one build of the sample corpus that all tests share, with the notebooks' solutions, under an audit hook."""
+
+    def __init__(self, run: Path, audit: Path, result: dict) -> None:
+        self.run, self.result, self._audit = run, result, audit
+
+    def opened(self, name: str) -> set[tuple[str, str]]:
+        """(r or w, path relative to the run) of every file of the run that notebook `name` opened."""
+        out: set[tuple[str, str]] = set()
+        for log in self._audit.glob("*.txt"):
+            lines = [line.split("\t", 1) for line in log.read_text(encoding="utf-8").splitlines()]
+            if any(path.endswith(f"/notebooks/{name}.ipynb") and not path.startswith(str(self.run)) for _, path in lines):
+                out |= {(m, os.path.relpath(p, self.run)) for m, p in lines if p.startswith(str(self.run) + "/")}
+        return out
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Built:
+    """Made once, also when several workers ask for it: the first builds, the others wait for its result."""
+    from filelock import FileLock
+
+    from ragbuild.core.config import load_config
+    from ragbuild.core.store import read_json, write_json
+    from ragbuild.course.report import write_report
+    from ragbuild.course.runner import build, summary
+
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+    run, audit, result = base / "shared-run", base / "shared-audit", base / "shared-result.json"
+    with FileLock(base / "shared.lock"):
+        if not result.is_file():
+            audit.mkdir()
+            before = os.environ.copy()
+            os.environ["PYTHONPATH"] = f"{Path(__file__).parent / 'audit'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+            os.environ["RAGBUILD_TEST_AUDIT"], os.environ["RAGBUILD_TEST_RUN"] = str(audit), str(run)
+            try:
+                outcome = build(load_config(overrides={"course.solutions": True}), out=run)
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+            write_report(run)
+            write_json(result, summary(outcome))
+    return Built(run, audit, read_json(result))

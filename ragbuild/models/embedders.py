@@ -153,8 +153,6 @@ class SentenceTransformerEmbedder:
 class BGEM3Embedder:
     """BGE-M3 through FlagEmbedding, dense vectors only (the lexical side is ours, so sparse and ColBERT stay off)."""
 
-    max_tokens = 8192
-
     def __init__(self, name: str, config: EmbedderConfig) -> None:
         from FlagEmbedding import BGEM3FlagModel
 
@@ -164,7 +162,9 @@ class BGEM3Embedder:
             self._model = BGEM3FlagModel(path, use_fp16=False)
         except (OSError, ValueError) as error:
             raise MissingResource(_no_model("embedder", name, error)) from error
-        self.dim = int(self._model.model.model.config.hidden_size)
+        shape = self._model.model.model.config
+        self.dim = int(shape.hidden_size)
+        self.max_tokens = int(shape.max_position_embeddings) - 2  # 8,192; XLM-R counts positions from 2
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         return self._encode(texts)
@@ -179,6 +179,7 @@ class BGEM3Embedder:
         out = self._model.encode(
             list(texts),
             batch_size=self._config.batch_size,
+            max_length=self.max_tokens,  # the library's default cuts at 512
             return_dense=True,
             return_sparse=False,
             return_colbert_vecs=False,

@@ -129,7 +129,7 @@ class Definition:
 _ABBR = r"(?=[A-Za-z]{0,7}[A-Z][A-Za-z]{0,7}[A-Z])[A-Za-z][A-Za-z0-9]{1,7}"
 _ROMAN = re.compile(r"I{2,3}|IV|VI{0,3}|IX|XI{0,3}")
 _ABBR_ONLY = re.compile(_ABBR)
-_LATIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]+")
+_LATIN_WORD = re.compile(r"(?<![\w-])[A-Za-z][A-Za-z0-9]+(?![\w-])")
 _BRACKETS = re.compile(r"[（(]([^（）()\n]{2,80})[）)]")
 _PARTS = re.compile(r"\s*[,，;；、]\s*")
 _HAN_TAIL = re.compile(f"[{HAN}]{{2,20}} ?$")

@@ -8,6 +8,7 @@ question asks for (steps, a list, a number, a remedy). The weights are fixed and
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,8 @@ from ragbuild.online.passages import Passage, passages
 
 HEADING, ELSEWHERE, COSINE, PARENT = 0.9, 0.2, 0.6, 0.8  # weights beside 1.0 for what the passage holds itself
 GOOD, EQUAL, GAIN, SAME = 0.72, 0.8, 0.08, 0.5  # shares: of the best score, of the question, of common words
-STEPS_ASKED, STEPS_TROUBLE, ALL, NUM, REM, SYM, LANG, OTHERS = 1.4, 1.0, 1.1, 0.2, 0.4, 0.4, 0.8, 0.9
+STEPS_ASKED, ALL, NUM, REM, LANG, OTHERS = 1.4, 1.1, 0.2, 0.4, 0.8, 0.9
+TITLED, SECTIONS, SECTION, OLD = 0.75, 2, 900, 1.1
 _ENCODED = 32  # passages whose cosine is computed, the best without it
 
 _STEPS = re.compile(r"\bhow (?:do|to|can|should)\b|\bsteps?\b|\bprocedure\b|怎么|怎样|如何|步骤|流程|咋", re.I)
@@ -67,20 +69,47 @@ class Extractor:
     def __call__(self, question: str, parents: Sequence[Chunk], top_m: Sequence[Candidate], limit: int) -> list[Quote]:
         """At most `limit` quotes, best first; each brings something that those before it lack."""
         weights = self.weights(question)
-        chosen: list[Quote] = []
-        covered: set[str] = set()
-        for quote in self.scored(question, parents, top_m):
-            if len(chosen) == limit or (chosen and quote.score < GOOD * chosen[0].score):
+        scored = self.scored(question, parents, top_m)
+        section = self._section(question, parents, scored, weights)[:limit]
+        chosen = list(section)
+        covered = {t for q in chosen for t in q.held}
+        best = max((q.score for q in chosen), default=scored[0].score if scored else 0.0)
+        for quote in scored:
+            if len(chosen) == limit or quote.score < GOOD * best:
                 break
             gain = sum(weights[t] for t in quote.held - covered)
-            if chosen and (
-                (gain < GAIN and quote.score < (EQUAL if quote.parent == chosen[0].parent else OTHERS) * chosen[0].score)
-                or any(quote.overlaps(c) or _alike(quote, c) for c in chosen)
-            ):
+            near = EQUAL if chosen and quote.parent == chosen[0].parent else OTHERS
+            if any(quote.overlaps(c) or _alike(quote, c) for c in chosen):
                 continue
-            chosen.append(quote)
-            covered |= quote.held
-        return chosen
+            if not chosen or gain >= GAIN or (not section and quote.score >= near * best):
+                chosen.append(quote)
+                covered |= quote.held
+        return _whole(chosen, scored)
+
+    def _section(
+        self, question: str, parents: Sequence[Chunk], scored: Sequence[Quote], weights: dict[str, float]
+    ) -> list[Quote]:
+        """The opening of the section whose heading is what the question asks about, unless it asks for a number."""
+        if _NUMBER.search(question) and not _ALL.search(question):
+            return []
+        for number, parent in enumerate(parents[:SECTIONS]):
+            if sum(weights[t] for t in self._held(parent.section or parent.chapter, weights)) < TITLED:
+                continue
+            blocks: dict[int, Quote] = {}
+            for quote in scored:  # the widest passage of each block
+                p = quote.passage
+                if quote.parent == number:
+                    kept = blocks.get(p.block)
+                    if kept is None or p.end - p.start > kept.passage.end - kept.passage.start:
+                        blocks[p.block] = quote
+            out, width = [], 0
+            for _, quote in sorted(blocks.items()):
+                width += quote.passage.end - quote.passage.start
+                if out and (width > SECTION or any(quote.overlaps(q) for q in out)):
+                    continue
+                out.append(quote)
+            return out
+        return []
 
     def weights(self, question: str) -> dict[str, float]:
         """The question's words with their share of its idf weight; words that only ask count nothing."""
@@ -98,20 +127,27 @@ class Extractor:
             prior = PARENT * max(0.0, best.get(parent.chunk_id, 0.0) / top)
             heading = self._held(parent.breadcrumb, weights)
             body = self._held(parent.content, weights)
+            restating = set()  # blocks that only describe the trouble: nearest to the question, and no answer to it
             for passage in passages(parent.content, parent.table_header):
                 text = parent.content[passage.start : passage.end]
+                if _SYMPTOM.match(text) and not _SYMPTOM.search(question):
+                    restating.add(passage.block)
+                if passage.block in restating:
+                    continue
                 if passage.kind in ("sentence", "item", "paragraph") and text[-1:] in ":：?？":
                     continue  # leads into something, or asks: no answer by itself
                 words = frozenset(self.version.tokenizer(text))
-                held = words & weights.keys()
+                held = words & frozenset(weights)
                 near = (heading | self._held(passage.header, weights)) - held
                 share = [sum(weights[t] for t in some) for some in (held, near, body - near - held)]
-                score = share[0] + HEADING * share[1] + ELSEWHERE * share[2] + prior
-                score = (score + _fit(question, text, passage)) * _factor(question, passage)
-                score *= 1.0 if parent.language == language else LANG
+                own = 0.5 if passage.kind == "table" else 1.0  # a table holds many words by its size alone
+                score = own * share[0] + HEADING * share[1] + ELSEWHERE * share[2] + prior
+                score = (score + _fit(question, text)) * _factor(question, passage, number)
+                score *= (1.0 if parent.language == language else LANG) * (1.0 if parent.status == "active" else OLD)
                 quotes.append(Quote(number, passage, score, held | near, words))
         quotes.sort(key=_order)
-        return sorted(self._with_cosine(question, parents, quotes[:_ENCODED]), key=_order)
+        near = self._with_cosine(question, parents, quotes[:_ENCODED])
+        return sorted(near, key=_order) + quotes[_ENCODED:]
 
     def _with_cosine(self, question: str, parents: Sequence[Chunk], quotes: list[Quote]) -> list[Quote]:
         if not quotes:
@@ -121,29 +157,42 @@ class Extractor:
         return [replace(q, score=q.score + COSINE * max(0.0, float(c))) for q, c in zip(quotes, cosines, strict=True)]
 
     def _held(self, text: str, weights: dict[str, float]) -> frozenset[str]:
-        return frozenset(self.version.tokenizer(text)) & weights.keys() if text else frozenset()
+        return frozenset(self.version.tokenizer(text)) & frozenset(weights) if text else frozenset()
 
 
 def _order(quote: Quote) -> tuple[float, int, int, int]:
     return (-quote.score, quote.parent, quote.passage.start, quote.passage.end)
 
 
-def _alike(a: Quote, b: Quote) -> bool:
-    """Two quotes that share more than half of their words say the same."""
-    return len(a.words & b.words) > SAME * min(len(a.words), len(b.words))
+def _alike(quote: Quote, before: Quote) -> bool:
+    """Most of its words, and every number, were quoted before."""
+    new = quote.words - before.words
+    return len(new) < (1 - SAME) * len(quote.words) and not any(map(_DIGIT.search, new))
 
 
-def _fit(question: str, text: str, passage: Passage) -> float:
+def _whole(chosen: Sequence[Quote], scored: Sequence[Quote]) -> list[Quote]:
+    """Where several parts of one list, paragraph or table were chosen, all of it."""
+    parts = {"item": ("list", 2), "sentence": ("paragraph", 2), "row": ("table", 3)}
+    counts = Counter((q.parent, q.passage.block, q.passage.kind) for q in chosen)
+    whole = {(q.parent, q.passage.block, q.passage.kind): q for q in scored}
+    out: dict[Quote, None] = {}
+    for quote in chosen:
+        kind, least = parts.get(quote.passage.kind, ("", 99))
+        enough = counts[quote.parent, quote.passage.block, quote.passage.kind] >= least
+        out[whole.get((quote.parent, quote.passage.block, kind), quote) if enough else quote] = None
+    return list(out)
+
+
+def _fit(question: str, text: str) -> float:
     """What the passage offers of the kind that the question asks for."""
     fit = NUM if _NUMBER.search(question) and _DIGIT.search(text) else 0.0
-    if _REMEDY.match(text):
-        fit += REM
-    return fit - SYM if _SYMPTOM.match(text) else fit
+    return fit + (REM if _TROUBLE.search(question) and _REMEDY.match(text) else 0.0)
 
 
-def _factor(question: str, passage: Passage) -> float:
+def _factor(question: str, passage: Passage, rank: int) -> float:
+    """By kind of passage; steps count most when they are asked for and stand in one of the best parents."""
     if passage.kind == "list" and passage.steps > 1:
-        return STEPS_ASKED if _STEPS.search(question) else STEPS_TROUBLE if _TROUBLE.search(question) else _KIND["list"]
+        return STEPS_ASKED if _STEPS.search(question) and rank < 3 else 1.0
     if passage.kind in ("list", "table") and _ALL.search(question):
         return ALL
-    return _KIND[passage.kind]
+    return 1.1 if passage.kind == "paragraph" and passage.header else _KIND[passage.kind]

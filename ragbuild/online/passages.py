@@ -23,6 +23,7 @@ _HEADING = re.compile(r"^#{1,6}\s")
 _RULE = re.compile(r"^\s*\|?\s*:?-{2,}")
 _IMAGE = re.compile(r"^\s*!\[[^\]]*\]\([^)]*\)\s*$")
 _ASKED = re.compile(r"\A\s*(?:\*\*)?(?:Q|问)\s*[:：][^\n]*\n+(?=\s*(?:\*\*)?(?:A|答)\s*[:：])")
+_PLAIN = frozenset("value values description meaning details setting 值 数值 内容 说明 描述 含义 规格 参数".split())  # names that add nothing
 _LONG = 480  # width of a paragraph or note that is quoted whole; a Han character is as wide as two and a half letters
 _ROWS = 24  # of a table that is quoted whole
 
@@ -186,7 +187,8 @@ def readable(content: str, passage: Passage) -> str:
         rows = [line for line in text.split("\n") if line.strip(" |") and not _RULE.match(line)]
         return "\n".join(f"- {_row(line, passage.header)}" for line in rows)
     if passage.kind == "code":
-        return text
+        lead, fence, code = text.partition("```" if "```" in text else "~~~")
+        return lead.replace("**", "").rstrip() + ("\n" if lead.strip() else "") + fence + code
     text = re.sub(r"^\s*>\s?", "", text, flags=re.MULTILINE)
     if passage.kind == "item":
         text = _ITEM.sub("", text, count=1)
@@ -203,8 +205,8 @@ def _row(line: str, header: str) -> str:
     named = [f"{n}{'：' if zh else ': '}{c}" if n else c for n, c in zip(names, cells, strict=True) if c]
     if re.search(f"[A-Za-z{HAN}]", cells[0]):  # what a row is about needs no name, a bare number does
         named[0] = cells[0]
-        if len(named) == 2:
-            return ("：" if zh else ": ").join((cells[0], named[1]))
+        if len(named) == 2 and names[1].lower() in _PLAIN:
+            return ("：" if zh else ": ").join((cells[0], next(c for c in cells[1:] if c)))
     return named[0] + (" — " if len(named) > 1 else "") + ("；" if zh else "; ").join(named[1:])
 
 

@@ -161,7 +161,7 @@ class Rewriter:
         found = []
         for right in self._words.get(word[0], ()):
             distance = typo_distance(word, right)
-            if distance and slip(word, right):
+            if distance and slip(word, right) and not (right.startswith(word) or word.startswith(right)):
                 found.append((distance, right))
         if not found or any(stem_word(right) == stem_word(word) for _, right in found):
             return None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ragbuild.core.config import RouteConfig
+from ragbuild.core.forms import FormMatcher
 from ragbuild.core.records import Document, TermEntry
 from ragbuild.core.text import normalise
 from ragbuild.index.filters import ANY_MODEL, Filter
@@ -63,7 +64,7 @@ class Router:
         self._by_version: dict[str, list[Document]] = {}
         for document in documents:
             self._by_version.setdefault(_bare(document.doc_version), []).append(document)
-        self._tags = {f.lower(): e.tag for e in entries if e.tag for f in e.formal}
+        self._tags = FormMatcher((form, e.tag) for e in entries if e.tag for form in e.formal)
 
     def __call__(self, query: str, where: Filter | None = None) -> Routing:
         """`where`: conditions the caller set; routing never loosens a field that the caller restricted."""
@@ -92,7 +93,7 @@ class Router:
         if self.config.model_version:
             out += self._model(text) + self._version(text)
         if self.config.tag:
-            tags = {tag for form, tag in self._tags.items() if len(form) > 1 and form in text}
+            tags = {tag for _, _, tag in self._tags.find(text)}
             if len(tags) == 1:
                 out.append(Decision("tag", tuple(tags), "the question's terms all belong to this subsystem"))
         return out
@@ -120,9 +121,10 @@ class Router:
         if len(named) == len(old) == 1:
             version = self._by_version[old[0]]
             statuses = tuple(dict.fromkeys(d.status for d in version))
+            spellings = tuple(dict.fromkeys(d.doc_version for d in version))  # v3.4 and 3.4 are one version
             return [
                 Decision("status", ("active", *statuses), f"version {version[0].doc_version} is {statuses[0]}"),
-                Decision("doc_version", (version[0].doc_version,), "the question names this version alone"),
+                Decision("doc_version", spellings, "the question names this version alone"),
             ]
         if old or _OLD.search(text):
             return [Decision("status", ("active", "legacy"), "the question asks for an older version")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ragbuild
@@ -96,7 +96,7 @@ def test_tokens_and_vectors_are_kept_with_the_index(version: IndexVersion):
 
 def test_the_dictionary_of_the_index_cuts_its_queries(version: IndexVersion):
     assert "单点登录" in version.tokenizer("单点登录") and "oauth_2.0" in version.tokenizer("OAuth 2.0")
-    assert "oauth_2.0" in version.vocabulary.__class__.__name__ or "OAuth 2.0" in version.vocabulary
+    assert "OAuth 2.0" in version.vocabulary and "单点登录" in version.vocabulary
     assert "Kubernetes" not in version.vocabulary and "" not in version.vocabulary
     rows, scores = version.search_lexical(version.tokenizer("单点登录"), 5, EVERYTHING, None)
     assert version.ids[rows[0]] == b"c-d-000" and scores[0] > 0
@@ -131,6 +131,7 @@ def test_id_rank_is_the_order_of_ids(tmp_path):
     assert IndexVersion(tmp_path).id_rank.tolist() == [2, 0, 1]
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 5))
 def test_any_batches_give_the_same_index(tmp_path_factory, counts: list[int], size: int):
     """A batch may end anywhere: between a parent and its children, between children, after a parent without any."""
@@ -312,7 +313,8 @@ def test_both_indexes_filter_before_they_rank(tmp_path, engine: str, field: str)
     """Thirty chunks that match better do not pass; those that pass are found all the same, in both routes."""
     rare = {"status": "legacy", "product_model": ["LG-500"], "doc_version": "v1", "doc_type": "faq", "kb": "b"}
     good = make_document("good", product_model=["LG-200"])
-    other = make_document("other", product_model=["LG-200"], **({} if field == "tag" else {field: rare[field]}))
+    own = {} if field == "tag" else {field: rare[field]}
+    other = make_document("other", **({"product_model": ["LG-200"]} | own))
     tags = {"tag": ("backup",)} if field == "tag" else {}
     chunks = [
         *make_chunks(["reset password"] * 30, good, "good"),
@@ -378,10 +380,11 @@ def test_a_graph_is_made_for_large_segments_only(tmp_path):
     write(tmp_path, make_chunks(texts), CONFIG.with_overrides({"dense.hnsw_above": 120}))
     assert not (tmp_path / "v0002" / "segments" / "s0001" / "hnsw.faiss").exists()
     exact, graph = IndexVersion(tmp_path, "v0002").dense, IndexVersion(tmp_path, "v0001").dense
-    overlap = [
-        len(set(exact.search(q, 10)[0]) & set(graph.search(q, 10)[0])) for q in exact.vectors(np.arange(0, 120, 7))
-    ]
-    assert np.mean(overlap) >= 9
+    near = []
+    for query in exact.vectors(np.arange(0, 120, 7)):
+        tenth = exact.search(query, 10)[1][-1]
+        near.append(np.mean(graph.search(query, 10)[1] >= tenth - 1e-6))  # many texts are equally near
+    assert np.mean(near) >= 0.9
 
 
 # --- looking into it -------------------------------------------------------------------------------------------------
@@ -406,7 +409,7 @@ def test_a_manifest_is_plain_json(version: IndexVersion):
 
 
 def test_no_pickle_is_loaded_anywhere():
-    patterns = r"\bpickle\b|\bjoblib\b|\bmarshal\b|\bshelve\b|\bdill\b|allow_pickle\s*=\s*True|torch\.load\(|read_pickle|to_pickle"
+    patterns = r"\b(?:pickle|joblib|marshal|shelve|dill|read_pickle|to_pickle)\b|allow_pickle\s*=\s*True|torch\.load\("
     root = Path(ragbuild.__file__).parent
     for path in sorted(root.rglob("*.py")):
         code = re.sub(r'""".*?"""|#[^\n]*', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)

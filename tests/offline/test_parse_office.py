@@ -36,7 +36,9 @@ def test_docx_structure(tmp_path: Path) -> None:
     word.add_paragraph().add_run("rack show --all").font.name = "Consolas"
     word.add_paragraph("Push it.", style="List Number")
     table = word.add_table(2, 2)
-    for cell, text in zip((c for row in table.rows for c in row.cells), ("Model", "Weight", "LG-500", "8.4 kg"), strict=True):
+    for cell, text in zip(
+        (c for row in table.rows for c in row.cells), ("Model", "Weight", "LG-500", "8.4 kg"), strict=True
+    ):
         cell.text = text
     word.add_picture(io.BytesIO(png()))
     word.add_paragraph("Figure 1: Front", style="Caption")
@@ -48,7 +50,9 @@ def test_docx_structure(tmp_path: Path) -> None:
         "| Model | Weight |\n| --- | --- |\n| LG-500 | 8.4 kg |\n\n![Figure 1: Front](images/a.docx_1_1.png)\n"
     )
     assert parsed.metadata["title"] == "Installation"
-    assert [(i.name, i.data == png(), i.caption) for i in parsed.images] == [("a.docx_1_1.png", True, "Figure 1: Front")]
+    assert [(i.name, i.data == png(), i.caption) for i in parsed.images] == [
+        ("a.docx_1_1.png", True, "Figure 1: Front")
+    ]
     assert parse(tmp_path / "a.docx", images=False).images == ()
 
 
@@ -81,7 +85,13 @@ def test_xlsx_values_dates_and_notes(tmp_path: Path) -> None:
     book.properties.title = "Matrix"
     sheet = book.active
     sheet.title = "Ports"
-    for row in (["Port", "Since", "Share"], [443, datetime.datetime(2026, 2, 10), 0.1 + 0.2], ["a\nb", True, None], [], ["A note."]):
+    for row in (
+        ["Port", "Since", "Share"],
+        [443, datetime.datetime(2026, 2, 10), 0.1 + 0.2],
+        ["a\nb", True, None],
+        [],
+        ["A note."],
+    ):
         sheet.append(row)
     book.create_sheet("Old").sheet_state = "hidden"
     book.save(tmp_path / "a.xlsx")
@@ -95,7 +105,10 @@ def test_xlsx_values_dates_and_notes(tmp_path: Path) -> None:
 
 def test_sample_documents_keep_what_matters() -> None:
     guide = parse(CORPUS / "install-lg200.zh.docx").markdown
-    assert "3. 执行下面的命令，换成规划好的值：\n\n```\nnetwork set mgmt 10.20.30.5/24 gw 10.20.30.1\n```\n\n4. 再次" in guide
+    assert (
+        "3. 执行下面的命令，换成规划好的值：\n\n```\nnetwork set mgmt 10.20.30.5/24 gw 10.20.30.1\n```\n\n4. 再次"
+        in guide
+    )
     assert "| 系统 | `system status` | 无错误 |" in guide
     slides = parse(CORPUS / "upgrade-training.zh.pptx")
     at = slides.markdown.index("## 已知问题")

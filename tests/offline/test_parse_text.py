@@ -78,7 +78,9 @@ def test_html_without_its_boilerplate(tmp_path: Path) -> None:
     [("gb2312", "gb18030"), ("utf-8", "utf-16"), ("iso-8859-1x", "gb18030"), ("big5", "big5")],
 )
 def test_html_in_any_encoding(tmp_path: Path, charset: str, encoding: str) -> None:
-    page = PAGE.replace("{charset}", charset).replace("端口", "端口說明" if encoding == "big5" else "端口说明与备份步骤")
+    page = PAGE.replace("{charset}", charset).replace(
+        "端口", "端口說明" if encoding == "big5" else "端口说明与备份步骤"
+    )
     data = page.replace("©", "(c)").encode(encoding)
     assert ("端口說明" if encoding == "big5" else "端口说明与备份步骤") in parse(tmp_path, "a.html", data).markdown
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import codecs
+import contextlib
 import re
 import unicodedata
 import zipfile
@@ -77,23 +79,46 @@ def safe_name(doc_source: str) -> str:
     return name if name == doc_source else f"{name}-{sha256(doc_source)[:8]}"
 
 
-def decode(data: bytes) -> str:
-    """Text in UTF-8, else in the encoding that charset-normalizer finds: GB18030, Big5, UTF-16 with or without a byte
-    order mark, the Japanese, Korean, Western and Cyrillic ones. Raises DocumentRefused when the bytes are no text.
-    """
-    try:
-        if b"\0" in data[:4096]:
-            raise UnicodeError
-        text = data.decode("utf-8-sig")
-    except UnicodeError:
-        from charset_normalizer import from_bytes
+def decode(data: bytes, partial: bool = False) -> str:
+    """Text in UTF-8 or GB18030, else in the encoding that charset-normalizer finds: Big5, UTF-16 with or without a byte
+    order mark, Japanese, Korean, Western, Cyrillic. `partial`: the last character may be cut off.
 
-        names = "gb18030 big5 shift_jis euc_jp euc_kr cp1252 cp1251 utf_16 utf_16_le utf_16_be".split()
-        best = from_bytes(data, cp_isolation=names).best()
-        text = str(best) if best else "\0"
+    Raises DocumentRefused when the bytes are no text.
+    """
+    plain = b"\0" not in data[:4096]
+    lossy = {name: data.decode(name, "replace") if plain else "" for name in ("utf-8", "gb18030")}
+    broken = {name: text.count("\ufffd") for name, text in lossy.items()}
+    if 2 * broken["utf-8"] < sum(char > "\x7f" for char in lossy["utf-8"]):  # UTF-8, a few bytes of it broken at most
+        return _lines(lossy["utf-8"])
+    for name in ("utf-8", "gb18030") if plain else ():
+        with contextlib.suppress(UnicodeDecodeError):
+            text = codecs.getincrementaldecoder(name)().decode(data, final=not partial)
+            if name == "utf-8" or _is_chinese(text):
+                return _lines(text)
+    from charset_normalizer import from_bytes
+
+    names = "gb18030 big5 shift_jis euc_jp euc_kr cp1252 cp1251 utf_16 utf_16_le utf_16_be".split()
+    best = from_bytes(data, cp_isolation=names).best()
+    if best is None:
+        best = next((text for name, text in lossy.items() if broken[name] < 0.01 * len(text)), None)
+    if best is None:
+        raise DocumentRefused(_BINARY)
+    return _lines(str(best))
+
+
+def _lines(text: str) -> str:
+    """The text without control characters and with one kind of line end; refused when it is full of the former."""
     if len(re.findall("[\0-\x08\x0e-\x1f]", text[:20000])) > 0.01 * len(text[:20000]):
         raise DocumentRefused(_BINARY)
     return re.sub("\r\n?|[\f\v]", "\n", re.sub("[\0-\x08\x0e-\x1f\x7f\ufeff]", "", text))
+
+
+def _is_chinese(text: str) -> bool:
+    """Almost any bytes decode as GB18030: real Chinese keeps to the common characters, and to some more than others."""
+    han = re.findall("[\u4e00-\u9fff]", text[:20000])
+    common = sum(b"\xb0" <= c.encode("gb18030") < b"\xd8" for c in han)  # the first plane of GB 2312
+    frequent = sum(c in "的一是不了在有人和中为用上时可到以后请会要下" for c in han)
+    return len(han) > 1 and common >= 0.9 * len(han) and (len(han) < 30 or frequent >= 0.02 * len(han))
 
 
 _OFFICE = {"word/document.xml": "docx", "ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
@@ -124,9 +149,7 @@ def detect(head: bytes, path: Path) -> str:
         raise DocumentRefused(f"{what} and save it as DOCX, PPTX or XLSX")
     if head.startswith(b"{\\rtf"):
         raise DocumentRefused("RTF; save it as DOCX")
-    if len(head) >= HEAD:  # not to cut a character in two
-        head = head[: max(head.rfind(b"\n"), head.rfind(b" "), head.rfind(b">")) + 1] or head
-    text = decode(head)
+    text = decode(head, partial=len(head) >= HEAD)
     if _HTML.match(text) or len(re.findall(r"</?(?:p|div|table|h[1-3]|body)\b", text[:4000], re.I)) > 12:
         return "html"
     headings = re.findall(r"^#{1,3} \S.*\n\n", text, re.M)

@@ -21,7 +21,8 @@ from ragbuild.offline.parse.base import MB, DocumentParser, ParsedDocument, Pars
 
 from ragbuild.offline.parse.base import detect, mislabelled, read_head, safe_name  # isort: skip
 from ragbuild.offline.parse.fields import read_sidecar, resolve
-from ragbuild.offline.parse.markdown import HtmlParser, MarkdownParser
+from ragbuild.offline.parse.html import HtmlParser
+from ragbuild.offline.parse.markdown import MarkdownParser
 from ragbuild.offline.parse.office import DocxParser, PptxParser, XlsxParser
 from ragbuild.offline.parse.pdf import PdfParser
 from ragbuild.offline.parse.text import TextParser

@@ -27,10 +27,8 @@ _TYPES = (
     ("admin_guide", "admin|管理员"), ("user_guide", "user.?(guide|manual|portal)|用户手册|使用手册"),
     ("guide", "guide|manual|handbook|手册|指南"), ("report", "report|报告"),
 )  # fmt: skip
-_VERSION = re.compile(
-    r"(?<![\w.])(?:v\d{1,3}(?:\.\d{1,3}){0,3}|\d{1,2}(?:\.\d{1,3}){1,3})(?!\w)"
-    r"|(?<![a-z\d])rev[-_. ]?[a-z\d]{1,2}(?![a-z\d])",
-    re.I,
+_VERSION = re.compile(  # v4.2, 3.4.1, v2, Rev-B; not the 2206.01062 of a paper
+    r"(?<![a-z\d.])(?:v\d{1,3}(?:\.\d{1,3}){0,3}|\d{1,2}(?:\.\d{1,3}){1,3}|rev[-_. ]?[a-z\d]{1,2})(?![a-z\d])", re.I
 )
 
 

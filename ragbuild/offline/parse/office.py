@@ -22,7 +22,7 @@ from ragbuild.offline.parse.base import (
     pipe_table,
     tidy,
 )
-from ragbuild.offline.parse.markdown import html_to_markdown
+from ragbuild.offline.parse.html import html_to_markdown
 
 _MONOSPACE = re.compile(r"mono|courier|consol|menlo|lucida console", re.I)
 _STYLES = """
@@ -128,6 +128,7 @@ class PptxParser(DocumentParser):
             return pipe_table([[cell.text for cell in row.cells] for row in shape.table.rows])
         if shape.shape_type in (13, 14) and hasattr(shape, "image") and options.parse.images:  # embedded pictures only
             alt = " ".join((shape._element._nvXxPr.cNvPr.get("descr") or "").split())
+            alt = "" if re.search(r"\.\w{3,4}$", alt) else alt  # a file's name
             name = f"{options.name}_{page}_{sum(i.page == page for i in images) + 1}.{shape.image.ext}"
             images.append(ParsedImage(name, shape.image.blob, page, alt))
             return f"![{alt}](images/{name})"

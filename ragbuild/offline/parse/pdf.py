@@ -24,8 +24,9 @@ from ragbuild.core.config import ParseConfig
 from ragbuild.core.errors import DocumentRefused
 from ragbuild.offline.parse.base import DocumentParser, ParsedDocument, ParseOptions
 from ragbuild.offline.parse.pdf_blocks import leadings, page_blocks
+from ragbuild.offline.parse.pdf_headings import mark_headings
 from ragbuild.offline.parse.pdf_lines import Line, page_lines, vocabulary
-from ragbuild.offline.parse.pdf_render import mark_headings, name_pictures, to_markdown, without_running
+from ragbuild.offline.parse.pdf_render import name_pictures, to_markdown, without_running
 
 Layout = tuple[dict[str, Any], Path]  # the library's JSON, and the folder in which its pictures lie
 Content = tuple[list[list[Line]], list[tuple[float, float]], dict[str, str], list[int]]
