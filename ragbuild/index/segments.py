@@ -24,6 +24,9 @@ _COLUMNS: dict[str, pa.DataType] = {
     "table_header": _TEXT,
 }  # fmt: skip
 _CHILD_ONLY = {"uid": pa.int64(), "parent_row": pa.int32(), "tokens": _LIST}
+# Read for all rows when a version is opened: in a file of their own, since mapping scattered pages of the large one would
+# keep most of it resident.
+_KEYS = ("chunk_id", "uid", "parent_row", "doc_source", "status", "product_model", "doc_version", "doc_type", "kb", "tag")
 
 
 class SegmentWriter:
@@ -39,6 +42,7 @@ class SegmentWriter:
         self._children_schema = pa.schema([*_COLUMNS.items(), *_CHILD_ONLY.items()])
         self._parents = pa.ipc.new_file(str(folder / "parents.arrow"), self._parents_schema)
         self._children = pa.ipc.new_file(str(folder / "children.arrow"), self._children_schema)
+        self._keys = pa.ipc.new_file(str(folder / "keys.arrow"), pa.schema([self._children_schema.field(n) for n in _KEYS]))
         self._vectors = (folder / "vectors.f32").open("wb")
 
     def add_parents(self, chunks: Sequence[Chunk]) -> None:
@@ -62,7 +66,9 @@ class SegmentWriter:
             "parent_row": [self._parent_row[str(c.parent_id)] for c in chunks],
             "tokens": [list(t) for t in tokens],
         }
-        self._children.write_batch(_batch(chunks, self._children_schema, extra))
+        batch = _batch(chunks, self._children_schema, extra)
+        self._children.write_batch(batch)
+        self._keys.write_batch(batch.select(list(_KEYS)))
         self._vectors.write(np.ascontiguousarray(vectors, np.float32).tobytes())
         self.n_children += len(chunks)
         self.n_tokens += sum(map(len, tokens))
@@ -78,6 +84,7 @@ class SegmentWriter:
     def close(self) -> None:
         self._parents.close()
         self._children.close()
+        self._keys.close()
         self._vectors.close()
 
 
@@ -94,6 +101,7 @@ class Segment:
         self.folder = folder
         self.parents = _open(folder / "parents.arrow")
         self.children = _open(folder / "children.arrow")
+        self.keys = _open(folder / "keys.arrow")
         shape = (self.children.num_rows, dim)
         path = folder / "vectors.f32"
         self.vectors = np.memmap(path, np.float32, "r", shape=shape) if shape[0] else np.zeros(shape, np.float32)

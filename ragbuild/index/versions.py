@@ -165,13 +165,14 @@ class IndexVersion:
         dim = self.manifest["embedder"]["dim"]
         self._segments = [Segment(self.folder / "segments" / s, dim) for s in self.manifest["segments"]]
         self._children = pa.concat_tables([s.children for s in self._segments])
+        self._keys = pa.concat_tables([s.keys for s in self._segments])
         self._parents = pa.concat_tables([s.parents for s in self._segments])
         self._child_rows, self._parent_rows = Rows(self._children), Rows(self._parents)
         offsets = np.cumsum([0] + [s.parents.num_rows for s in self._segments])
         self._parent_row = np.concatenate(
-            [s.children["parent_row"].to_numpy() + o for s, o in zip(self._segments, offsets, strict=False)]
+            [s.keys["parent_row"].to_numpy() + o for s, o in zip(self._segments, offsets, strict=False)]
         )
-        self.ids: np.ndarray = self._children["chunk_id"].cast(pa.binary()).to_numpy(zero_copy_only=False).astype("S")
+        self.ids: np.ndarray = self._keys["chunk_id"].cast(pa.binary()).to_numpy(zero_copy_only=False).astype("S")
         self._by_id = np.argsort(self.ids, kind="stable")
         self.id_rank = np.empty(len(self.ids), np.int64)
         self.id_rank[self._by_id] = np.arange(len(self.ids))
@@ -208,7 +209,7 @@ class IndexVersion:
         lexical = self.manifest["lexical"]
         if lexical["engine"] == "rank_bm25":
             return RankBM25Index(self._children["tokens"].to_pylist(), self.id_rank, lexical["k1"], lexical["b"])
-        index = TantivyIndex(self.folder / "lexical", self._children["uid"].to_numpy(), self.id_rank)
+        index = TantivyIndex(self.folder / "lexical", self._keys["uid"].to_numpy(), self.id_rank)
         index.average_length = self.manifest["n_tokens"] / max(1, len(self))
         return index
 
@@ -227,7 +228,7 @@ class IndexVersion:
         """Scalar filter fields as (code of each row, values)."""
         out = {}
         for field in ("status", "doc_version", "doc_type", "kb"):
-            encoded = pc.dictionary_encode(self._children[field]).combine_chunks()
+            encoded = pc.dictionary_encode(self._keys[field]).combine_chunks()
             encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
             out[field] = (encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
         return out
@@ -237,7 +238,7 @@ class IndexVersion:
         """List filter fields as (row of each value, code of each value, values)."""
         out = {}
         for field in ("product_model", "tag"):
-            column = self._children[field].combine_chunks()
+            column = self._keys[field].combine_chunks()
             column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
             encoded = column.flatten().dictionary_encode()
             out[field] = (
@@ -308,7 +309,7 @@ class IndexVersion:
         for document in self.documents:
             if what in (document.doc_id, document.doc_source, document.key):
                 rows = np.flatnonzero(
-                    pc.equal(self._children["doc_source"], document.doc_source).to_numpy(zero_copy_only=False)
+                    pc.equal(self._keys["doc_source"], document.doc_source).to_numpy(zero_copy_only=False)
                 )
                 return {
                     **document.model_dump(mode="json"),

@@ -36,13 +36,25 @@ _TROUBLE = re.compile(
     r"|\bexpired|\binvalid|\bbroken|\bwrong|报错|错误|失败|不[了上通能对到见动]|没反应|没数据|无效|丢[了失]|坏了|怎么办|过期|超时|处理",
     re.I,
 )
-_ASKING = frozenset("long mani much often more get 几 多久 多长 多长时间 多大 时间 哪 哪台 哪里 可以 能 要 要求 会 还 怎么办".split())
+_ASKING = frozenset(
+    "long mani much often more get 几 多久 多长 多长时间 多大 时间 哪 哪台 哪里 可以 能 要 要求 会 还 怎么办".split()
+)
 _SYMPTOM = re.compile(r"\W{0,4}(?:symptoms?|signs?|现象|症状|问题描述)\b[\s.:：*]", re.I)
 _REMEDY = re.compile(
-    r"\W{0,4}(?:remedy|resolution|solution|fix|what to do|workaround|处理|处置|解决(?:办法|方法)?|对策|措施)\b[\s.:：*]", re.I
+    r"\W{0,4}(?:remedy|resolution|solution|fix|what to do|workaround|处理|处置|解决(?:办法|方法)?|对策|措施)\b[\s.:：*]",
+    re.I,
 )
 _DIGIT = re.compile(r"\d|[一二三四五六七八九十两][个次天年月周台份条位]")
-_KIND = {"list": 0.85, "table": 0.8, "code": 0.85, "note": 0.9, "paragraph": 1.0, "sentence": 1.0, "item": 0.95, "row": 1.0}
+_KIND = {
+    "list": 0.85,
+    "table": 0.8,
+    "code": 0.85,
+    "note": 0.9,
+    "paragraph": 1.0,
+    "sentence": 1.0,
+    "item": 0.95,
+    "row": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,9 @@ class Extractor:
 
     def weights(self, question: str) -> dict[str, float]:
         """The question's words with their share of its idf weight; words that only ask count nothing."""
-        idf = {t: self.version.lexical.idf(t) for t in dict.fromkeys(self.version.tokenizer(question)) if t not in _ASKING}
+        idf = {
+            t: self.version.lexical.idf(t) for t in dict.fromkeys(self.version.tokenizer(question)) if t not in _ASKING
+        }
         total = sum(idf.values()) or 1.0
         return {t: w / total for t, w in idf.items()}
 

@@ -25,6 +25,7 @@ from ragbuild.offline.prompts import PromptTemplate, check_citations, citations_
 from ragbuild.online.extract import Extractor, Quote
 from ragbuild.online.passages import Passage, passages, readable
 
+
 @dataclass(frozen=True)
 class Evidence:
     """What the generator is given: the Top-M children, their parents in order, and the sub-questions."""

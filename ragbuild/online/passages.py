@@ -23,7 +23,9 @@ _HEADING = re.compile(r"^#{1,6}\s")
 _RULE = re.compile(r"^\s*\|?\s*:?-{2,}")
 _IMAGE = re.compile(r"^\s*!\[[^\]]*\]\([^)]*\)\s*$")
 _ASKED = re.compile(r"\A\s*(?:\*\*)?(?:Q|问)\s*[:：][^\n]*\n+(?=\s*(?:\*\*)?(?:A|答)\s*[:：])")
-_PLAIN = frozenset("value values description meaning details setting 值 数值 内容 说明 描述 含义 规格 参数".split())  # names that add nothing
+_PLAIN = frozenset(
+    "value values description meaning details setting 值 数值 内容 说明 描述 含义 规格 参数".split()
+)  # names that add nothing
 _LONG = 480  # width of a paragraph or note that is quoted whole; a Han character is as wide as two and a half letters
 _ROWS = 24  # of a table that is quoted whole
 
@@ -54,7 +56,12 @@ def passages(content: str, table_header: str = "") -> list[Passage]:
     out: list[Passage] = []
     for number, (kind, start, end) in enumerate(_joined(content)):
         last = out[-1] if out else None
-        leads = last and last.kind in ("sentence", "paragraph") and content[last.end - 1] in ":：" and last.block == number - 1
+        leads = (
+            last
+            and last.kind in ("sentence", "paragraph")
+            and content[last.end - 1] in ":："
+            and last.block == number - 1
+        )
         led = next(p.start for p in reversed(out) if p.kind == "sentence") if leads else start
         if kind == "code":
             out.append(Passage(led, end, "code", block=number))
@@ -194,7 +201,11 @@ def readable(content: str, passage: Passage) -> str:
         text = _ITEM.sub("", text, count=1)
     text = re.sub(r"\A\s*(?:\*\*)?(?:A|答)\s*[:：]\s*(?:\*\*)?", "", text)
     text = re.sub(r"!\[[^\]\n]{0,300}\]\([^)\n]{0,300}\)|\*\*", "", text)
-    return re.sub(r"\n{2,}", "\n", text).strip() if passage.kind in ("list", "item") else " ".join(text.split("\n")).strip()
+    return (
+        re.sub(r"\n{2,}", "\n", text).strip()
+        if passage.kind in ("list", "item")
+        else " ".join(text.split("\n")).strip()
+    )
 
 
 def _row(line: str, header: str) -> str:

@@ -203,7 +203,8 @@ class Rewriter:
             long = entry.standard_term
             if language == "en" and self._held.words(form):
                 return []  # English documents have the form itself
-        terms = [long] if long and (not entry.abbreviation or self._held.phrase(long)) else []
+        short = entry.abbreviation and self._held.known and self._held.word(fold(entry.abbreviation))
+        terms = [long] if long and (not short or self._held.phrase(long)) else []
         if entry.abbreviation and not holds(form, entry.abbreviation):
             terms.append(entry.abbreviation)
         return terms

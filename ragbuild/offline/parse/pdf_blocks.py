@@ -7,7 +7,7 @@ paragraph ends and the next begins, what is code, and which columns a page has.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
