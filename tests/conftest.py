@@ -130,7 +130,9 @@ class Built:
         out: set[tuple[str, str]] = set()
         for log in self._audit.glob("*.txt"):
             lines = [line.split("\t", 1) for line in log.read_text(encoding="utf-8").splitlines()]
-            if any(path.endswith(f"/notebooks/{name}.ipynb") and not path.startswith(str(self.run)) for _, path in lines):
+            if any(
+                path.endswith(f"/notebooks/{name}.ipynb") and not path.startswith(str(self.run)) for _, path in lines
+            ):
                 out |= {(m, os.path.relpath(p, self.run)) for m, p in lines if p.startswith(str(self.run) + "/")}
         return out
 
@@ -152,7 +154,9 @@ def built(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Built:
         if not result.is_file():
             audit.mkdir()
             before = os.environ.copy()
-            os.environ["PYTHONPATH"] = f"{Path(__file__).parent / 'audit'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+            os.environ["PYTHONPATH"] = f"{Path(__file__).parent / 'audit'}:{os.environ.get('PYTHONPATH', '')}".rstrip(
+                ":"
+            )
             os.environ["RAGBUILD_TEST_AUDIT"], os.environ["RAGBUILD_TEST_RUN"] = str(audit), str(run)
             try:
                 outcome = build(load_config(overrides={"course.solutions": True}), out=run)

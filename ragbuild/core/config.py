@@ -38,6 +38,8 @@ class PlanConfig(Section):
 
 
 class CorpusConfig(Section):
+    """Where the documents and what people decided about them lie."""
+
     dir: str = "data/corpus"
     query_log: str = "auto"  # auto: query_log.csv in the corpus folder, else beside it
     term_review: str = "auto"
@@ -47,12 +49,16 @@ class CorpusConfig(Section):
 
 
 class ParseConfig(Section):
+    """Limits of parsing."""
+
     timeout_s: float = Field(180, gt=0)
     java_memory_mb: int = Field(2048, ge=256)
     images: bool = True
 
 
 class DictionaryConfig(Section):
+    """How terms are found and forms attached to them."""
+
     max_candidates: int = Field(400, ge=1)
     min_count: int = Field(2, ge=1)
     string_similarity: float = Field(85, ge=0, le=100)  # rapidfuzz ratio, 0 to 100
@@ -61,6 +67,8 @@ class DictionaryConfig(Section):
 
 
 class ChunkConfig(Section):
+    """Sizes of parents and children, in tokens of one tokenizer."""
+
     tokenizer: str = "use-sentencepiece"
     parent_tokens: int = Field(1024, ge=32)
     child_tokens: int = Field(256, ge=16)
@@ -76,6 +84,8 @@ class ChunkConfig(Section):
 
 
 class EmbedderConfig(Section):
+    """The embedding model and how it is loaded."""
+
     name: str = "auto"  # auto | use-multilingual | minilm | a hub id | a local folder
     processes: int = Field(0, ge=0)  # 0: as many as there are cores, for large jobs only
     batch_size: int = Field(32, ge=1)
@@ -85,6 +95,8 @@ class EmbedderConfig(Section):
 
 
 class LexicalConfig(Section):
+    """The one lexical index: tokenizer, engine, BM25's parameters."""
+
     tokenizer: Literal["jieba", "char", "whitespace"] = "jieba"
     engine: Literal["auto", "rank_bm25", "tantivy"] = "auto"
     rank_bm25_up_to: int = Field(20_000, ge=0)
@@ -101,11 +113,15 @@ class LexicalConfig(Section):
 
 
 class DenseConfig(Section):
+    """When a segment of vectors gets a graph."""
+
     hnsw_above: int = Field(500_000, ge=1)
     hnsw_m: int = Field(32, ge=4)
 
 
 class RewriteConfig(Section):
+    """Which rewrites of a question are on."""
+
     complete: bool = True  # abbreviation -> full form
     split: bool = True  # compound question -> sub-questions
     fallback: bool = True  # colloquial form or typo -> the documents' term
@@ -114,6 +130,8 @@ class RewriteConfig(Section):
 
 
 class RouteConfig(Section):
+    """Which layers of routing are on."""
+
     enabled: bool = True
     knowledge_base: bool = True
     model_version: bool = True
@@ -122,6 +140,8 @@ class RouteConfig(Section):
 
 
 class RetrieveConfig(Section):
+    """Routes, fusion and Top-N."""
+
     top_n: int = Field(50, ge=1, le=1000)
     rrf_k: int = Field(60, ge=1)
     routes: tuple[Literal["lexical", "dense"], ...] = Field(("lexical", "dense"), min_length=1)
@@ -137,16 +157,20 @@ class RerankWeights(Section):
 
 
 class RerankConfig(Section):
+    """The reranker and Top-M."""
+
     model: str = "features"  # features | none | flag:<id or dir> | a cross-encoder's hub id or local folder
     top_m: int = Field(8, ge=1, le=100)
     weights: RerankWeights = RerankWeights()
 
 
 class GenerateConfig(Section):
+    """The generator, its prompt, and when it abstains."""
+
     generator: Literal["extractive", "openai"] = "extractive"
     max_quotes: int = Field(5, ge=1, le=20)
-    abstain_coverage: float = Field(0.5, ge=0, le=1)
-    abstain_cosine: float = Field(0.3, ge=-1, le=1)
+    abstain_coverage: float = Field(0.55, ge=0, le=1)
+    abstain_cosine: float = Field(0.34, ge=-1, le=1)
     prompt: str = "initial_prompt"
 
 
@@ -161,6 +185,8 @@ class LLMConfig(Section):
 
 
 class CourseConfig(Section):
+    """How the notebooks are run."""
+
     solutions: bool = False  # run the solutions of the notebooks' exercises too
 
 

@@ -55,11 +55,13 @@ def atomic(path: str | Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
     with atomic(path) as handle:
         handle.write(data)
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text whole or not at all."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -78,6 +80,7 @@ def write_records(path: str | Path, records: Iterable[BaseModel]) -> None:
 
 
 def read_json(path: str | Path) -> Any:
+    """Data of a JSON file. Raises InputRefused when it is missing or broken."""
     path = Path(path)
     try:
         return json.loads(path.read_bytes())
@@ -184,6 +187,7 @@ def _no_formula(text: str, undo: bool = False) -> str:
 
 
 def sha256(data: bytes | str) -> str:
+    """Hash of bytes, or of a text's UTF-8, in hex."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 

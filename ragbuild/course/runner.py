@@ -45,6 +45,8 @@ class StepResult:
 
 @dataclass
 class BuildResult:
+    """What a build did: its folder, each step's outcome, whether all steps are there, and the error that stopped it."""
+
     run: Path
     steps: list[StepResult]
     complete: bool
@@ -146,6 +148,7 @@ def fingerprint(path: Path) -> str:
 
 
 def run_name(config: Config) -> str:
+    """The name of a corpus's runs, without their number: ``sample-offline``."""
     corpus = input_paths(config)["corpus"]
     stem = corpus.name if corpus else "corpus"
     stem = "sample" if corpus == (repository() / "data" / "corpus") else stem
@@ -153,10 +156,12 @@ def run_name(config: Config) -> str:
 
 
 def runs_of(name: str, outputs: Path) -> list[Path]:
+    """The folders of the runs of this name, oldest first."""
     return sorted(p for p in outputs.glob(f"{name}-[0-9][0-9][0-9]") if p.is_dir() and not p.is_symlink())
 
 
 def manifest_of(run: Path) -> dict[str, Any]:
+    """What the run's manifest.json says; empty where there is none yet."""
     path = run / "manifest.json"
     return read_json(path) if path.is_file() else {}
 
@@ -309,6 +314,7 @@ def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[Ste
         papermill.execute_notebook(
             str(spec.path), str(target), parameters={"run_dir": str(workspace.root.resolve()), "overrides": {}},
             kernel_name="python3", progress_bar=False, cwd=str(repository()), log_output=False,
+            kernel_manager_class=_local_kernels(),
         )  # fmt: skip
     except PapermillExecutionError as failure:
         error = _failure(spec, target, failure)
@@ -325,6 +331,16 @@ def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[Ste
         return StepResult(spec.name, "failed", seconds, str(error)), error
     outputs = {w: fingerprint(workspace.path(w)) for w in spec.writes}
     return StepResult(spec.name, "done", seconds, line, before, outputs), None
+
+
+def _local_kernels() -> type:
+    """Kernels that are spoken to through sockets in the user's own folder: nothing listens on a TCP port."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    class LocalKernelManager(AsyncKernelManager):
+        transport = "ipc"
+
+    return LocalKernelManager
 
 
 def _failure(spec: StepSpec, target: Path, failure: Any) -> RagbuildError:

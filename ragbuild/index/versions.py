@@ -163,7 +163,10 @@ class IndexVersion:
         self.manifest: dict[str, Any] = read_json(self.folder / "version.json")
         self._check_hashes()
         dim = self.manifest["embedder"]["dim"]
-        self._segments = [Segment(self.folder / "segments" / s, dim) for s in self.manifest["segments"]]
+        try:
+            self._segments = [Segment(self.folder / "segments" / s, dim) for s in self.manifest["segments"]]
+        except (OSError, ValueError) as error:
+            raise InputRefused(f"index version {name} is damaged ({error}); run 'ragbuild build' again") from error
         self._children = pa.concat_tables([s.children for s in self._segments])
         self._keys = pa.concat_tables([s.keys for s in self._segments])
         self._parents = pa.concat_tables([s.parents for s in self._segments])

@@ -25,12 +25,16 @@ _LINK = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,1000}\)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """A place in a document: the headings in force there."""
+
     path: dict[int, str]  # heading level -> text of the heading in force
     level: int  # of its own heading; 0 before the first one
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
+    """A piece of Markdown that is not divided while chunks are packed; a span of code points."""
+
     start: int
     end: int
     kind: str  # heading | prose | thead | row | code | image

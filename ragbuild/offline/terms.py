@@ -110,6 +110,10 @@ def count_forms(terms: Sequence[Term], plains: Sequence[Plain]) -> None:
 
 
 def apply_review(pool: Pool, review: Sequence[ReviewRow]) -> dict[str, Any]:
+    """Let the expert's rows win, in their order; returns how many there were of each kind and what they did.
+
+    A rejected term of an earlier run stays (the dictionary only grows) and is listed as `rejected_but_kept`.
+    """
     done: dict[str, Any] = {d: 0 for d in ("accept", "edit", "add", "reject")}
     done |= {"undecided": 0, "rejected": [], "rejected_but_kept": [], "without_effect": [], "absorbed": []}
     owned = {same_key(f): r.standard_term for r in review if r.decision not in ("", "reject") for f in r.colloquial}
@@ -153,6 +157,7 @@ def _decide(pool: Pool, row: ReviewRow) -> None:
 
 
 def limit(pool: Pool, config: DictionaryConfig) -> dict[str, int]:
+    """Keep the machine's best `max_candidates` terms that documents hold `min_count` times; returns what went."""
     machine = [t for t in pool.terms if t.source != "expert" and not t.held]
     rare = [t for t in machine if t.count < config.min_count]
     ranked = sorted(

@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 from ragbuild.core.records import Candidate, Chunk
 from ragbuild.core.text import language_of
+from ragbuild.index.lexical import lucene_idf
 from ragbuild.index.versions import IndexVersion
 from ragbuild.models.embedders import Embedder
 from ragbuild.online.passages import Passage, passages
 
 HEADING, ELSEWHERE, COSINE, PARENT = 0.9, 0.2, 0.6, 0.8  # weights beside 1.0 for what the passage holds itself
-GOOD, EQUAL, GAIN, SAME = 0.72, 0.8, 0.08, 0.5  # shares: of the best score, of the question, of common words
+GOOD, EQUAL, GAIN, SAME = 0.72, 0.8, 0.1, 0.5  # shares: of the best score, of the question, of common words
 STEPS_ASKED, ALL, NUM, REM, LANG, OTHERS = 1.4, 1.1, 0.2, 0.4, 0.8, 0.9
-TITLED, SECTIONS, SECTION, OLD = 0.75, 2, 900, 1.1
+TITLED, SECTIONS, SECTION, OLD = 0.7, 2, 900, 1.1
 _ENCODED = 32  # passages whose cosine is computed, the best without it
 
 _STEPS = re.compile(r"\bhow (?:do|to|can|should)\b|\bsteps?\b|\bprocedure\b|怎么|怎样|如何|步骤|流程|咋", re.I)
@@ -66,6 +67,7 @@ class Quote:
     score: float
     held: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
+    cosine: float = 0.0  # of the passage with the question; computed for the best only
 
     def overlaps(self, other: Quote) -> bool:
         a, b = self.passage, other.passage
@@ -124,10 +126,11 @@ class Extractor:
         return []
 
     def weights(self, question: str) -> dict[str, float]:
-        """The question's words with their share of its idf weight; words that only ask count nothing."""
-        idf = {
-            t: self.version.lexical.idf(t) for t in dict.fromkeys(self.version.tokenizer(question)) if t not in _ASKING
-        }
+        """The question's words with their share of its idf weight, one that no document holds like the rarest; words
+        that only ask count nothing."""
+        lexical, tokens = self.version.lexical, dict.fromkeys(self.version.tokenizer(question))
+        unknown = lucene_idf(lexical.n_documents, 0)
+        idf = {t: lexical.idf(t) or unknown for t in tokens if t not in _ASKING}
         total = sum(idf.values()) or 1.0
         return {t: w / total for t, w in idf.items()}
 
@@ -135,10 +138,11 @@ class Extractor:
         """Every passage of the parents, by (-score, parent, position)."""
         weights, language = self.weights(question), language_of(question)
         best = {c.chunk.parent_id: c.score or 0.0 for c in reversed(top_m)}
-        top = max(best.values(), default=0.0) or 1.0
+        low = min([0.0, *best.values()])  # a cross-encoder's scores may be negative
+        span = max(best.values(), default=0.0) - low or 1.0
         quotes = []
         for number, parent in enumerate(parents):
-            prior = PARENT * max(0.0, best.get(parent.chunk_id, 0.0) / top)
+            prior = PARENT * (best.get(parent.chunk_id, low) - low) / span
             heading = self._held(parent.breadcrumb, weights)
             body = self._held(parent.content, weights)
             restating = set()  # blocks that only describe the trouble: nearest to the question, and no answer to it
@@ -168,7 +172,10 @@ class Extractor:
             return []
         texts = [parents[q.parent].content[q.passage.start : q.passage.end][:400] for q in quotes]
         cosines = self.embedder.encode_documents(texts) @ self.embedder.encode_queries([question])[0]
-        return [replace(q, score=q.score + COSINE * max(0.0, float(c))) for q, c in zip(quotes, cosines, strict=True)]
+        return [
+            replace(q, score=q.score + COSINE * max(0.0, c), cosine=c)
+            for q, c in zip(quotes, cosines.tolist(), strict=True)
+        ]
 
     def _held(self, text: str, weights: dict[str, float]) -> frozenset[str]:
         return frozenset(self.version.tokenizer(text)) & frozenset(weights) if text else frozenset()
@@ -185,7 +192,7 @@ def _alike(quote: Quote, before: Quote) -> bool:
 
 
 def _whole(chosen: Sequence[Quote], scored: Sequence[Quote]) -> list[Quote]:
-    """Where several parts of one list, paragraph or table were chosen, all of it."""
+    """Where several parts of one list, paragraph or table were chosen, all of it; after steps, the note below them."""
     parts = {"item": ("list", 2), "sentence": ("paragraph", 2), "row": ("table", 3)}
     counts = Counter((q.parent, q.passage.block, q.passage.kind) for q in chosen)
     whole = {(q.parent, q.passage.block, q.passage.kind): q for q in scored}
@@ -193,7 +200,11 @@ def _whole(chosen: Sequence[Quote], scored: Sequence[Quote]) -> list[Quote]:
     for quote in chosen:
         kind, least = parts.get(quote.passage.kind, ("", 99))
         enough = counts[quote.parent, quote.passage.block, quote.passage.kind] >= least
-        out[whole.get((quote.parent, quote.passage.block, kind), quote) if enough else quote] = None
+        quote = whole.get((quote.parent, quote.passage.block, kind), quote) if enough else quote
+        out[quote] = None
+        note = whole.get((quote.parent, quote.passage.block + 1, "note"))
+        if quote.passage.kind == "list" and quote.passage.steps > 1 and note:
+            out[note] = None
     return list(out)
 
 

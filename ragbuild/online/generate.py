@@ -7,6 +7,7 @@ coverage and cosine that are not normalised within the question.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from ragbuild.core.config import GenerateConfig
 from ragbuild.core.errors import RagbuildError
 from ragbuild.core.records import Candidate, Chunk, Citation, Document
-from ragbuild.core.text import language_of
+from ragbuild.core.text import HAN, language_of
 from ragbuild.index.versions import IndexVersion
 from ragbuild.models.embedders import Embedder
 from ragbuild.models.llm import ChatClient, UnparsedAnswer, parse_json
@@ -47,6 +48,8 @@ class Draft:
 
 
 class Generator(Protocol):
+    """Evidence to a draft of an answer; `stand_in` for a model that can write."""
+
     name: str
     stand_in: bool
 
@@ -62,10 +65,9 @@ def weak(evidence: Evidence, config: GenerateConfig) -> tuple[bool, dict[str, fl
 
 
 def abstention(evidence: Evidence, version: IndexVersion) -> str:
-    """Says, in the question's language, what was looked for and what came nearest."""
-    terms = list(
-        dict.fromkeys(t for q in evidence.questions for t in version.tokenizer(q) if version.lexical.idf(t) == 0)
-    )
+    """Says, in the question's language, what was looked for, which of its words no document holds, and what came
+    nearest."""
+    terms = unknown_words(evidence.query, version)
     nearest = evidence.parents[0] if evidence.parents else None
     place = f"{nearest.breadcrumb} ({nearest.doc_source})" if nearest else ""
     if language_of(evidence.query) == "zh":
@@ -76,6 +78,20 @@ def abstention(evidence: Evidence, version: IndexVersion) -> str:
     missing = f" No document holds: {', '.join(terms[:6])}." if terms else ""
     near = f" Nearest: {place}." if place else ""
     return f"The documents at hand do not answer this. Looked for: “{evidence.query[:200]}”.{missing}{near}"
+
+
+def unknown_words(query: str, version: IndexVersion) -> list[str]:
+    """The words of the question that no document holds, as they were typed."""
+    words = re.findall(rf"[{HAN}]+|[^\W_]+(?:[-._'][^\W_]+)*", query)
+    found: dict[str, None] = {}
+    for word in words:
+        tokens = version.tokenizer(word)
+        if re.match(f"[{HAN}]", word):
+            new = [t for t in tokens if not version.lexical.idf(t)]
+            found.update(dict.fromkeys(t for t in new if not any(t != u and t in u for u in new)))
+        elif tokens and not any(version.lexical.idf(t) for t in tokens):
+            found[word] = None
+    return list(found)
 
 
 class ExtractiveGenerator:
@@ -90,19 +106,33 @@ class ExtractiveGenerator:
 
     def __call__(self, evidence: Evidence) -> Draft:
         chosen: list[Quote] = []
+        unanswered = []
         limit = max(1, self.config.max_quotes // len(evidence.questions))
         for question in evidence.questions:
-            quotes = self.extract(question, evidence.parents, evidence.top_m, self.config.max_quotes)
-            chosen += [q for q in quotes if not any(q.overlaps(c) for c in chosen)][:limit]
+            quotes = self.extract(question, evidence.parents, evidence.top_m, limit)
+            if len(evidence.questions) > 1 and not self._supported(question, quotes):
+                unanswered.append(question)
+            else:
+                chosen += [q for q in quotes if not any(q.overlaps(c) for c in chosen)]
         if not chosen:
             return Draft("", [])
         first = {q.parent: i for i, q in reversed(list(enumerate(chosen)))}
         chosen = sorted(chosen, key=lambda q: (first[q.parent], q.passage.start))
         lines = [self._line(q, evidence.parents[q.parent]) for q in chosen]
+        zh = language_of(evidence.query) == "zh"
+        lines += [f"现有文档没有回答：“{q}”。" if zh else f"The documents at hand do not answer: “{q}”." for q in unanswered]
         citations = [
             cite(self.version, evidence.parents[q.parent], q.parent + 1, q.passage.start, q.passage.end) for q in chosen
         ]
-        return Draft("\n".join(lines), citations, {"quotes": len(chosen)})
+        return Draft("\n".join(lines), citations, {"quotes": len(chosen), "unanswered": unanswered})
+
+    def _supported(self, question: str, quotes: Sequence[Quote]) -> bool:
+        """Does a quote hold enough of a sub-question, by the thresholds below which a whole question is not answered?"""
+        weights = self.extract.weights(question)
+        return any(
+            sum(weights[t] for t in q.held) >= self.config.abstain_coverage or q.cosine >= self.config.abstain_cosine
+            for q in quotes
+        )
 
     def _line(self, quote: Quote, parent: Chunk) -> str:
         """A quote as a line of the answer with its citation; an older version says so and names the current one."""

@@ -210,7 +210,7 @@ def readable(content: str, passage: Passage) -> str:
 
 def _row(line: str, header: str) -> str:
     cells, names = _cells(line), _cells(header) if header else []
-    if len(names) != len(cells):
+    if len(names) != len(cells) or not any(cells):
         return "; ".join(c for c in cells if c)
     zh = bool(re.search(f"[{HAN}]", line))
     named = [f"{n}{'：' if zh else ': '}{c}" if n else c for n, c in zip(names, cells, strict=True) if c]
@@ -222,4 +222,6 @@ def _row(line: str, header: str) -> str:
 
 
 def _cells(row: str) -> list[str]:
-    return [c.strip().replace("\\|", "|").replace("**", "") for c in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
+    row = row.strip().removeprefix("|")
+    row = row if row.endswith("\\|") else row.removesuffix("|")  # an empty cell at either end stays a cell
+    return [c.strip().replace("\\|", "|").replace("**", "").strip() for c in re.split(r"(?<!\\)\|", row)]

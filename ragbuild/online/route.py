@@ -42,6 +42,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Routing:
+    """The filter to search with, and the decisions that made it."""
+
     where: Filter
     decisions: tuple[Decision, ...]
 

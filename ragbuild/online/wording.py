@@ -56,9 +56,11 @@ class Held:
         return held
 
     def loses(self, form: str, terms: Sequence[str]) -> bool:
-        """Would replacing `form` by `terms` drop a word that documents hold?"""
+        """Would replacing `form` by `terms` drop a word that documents hold, or a number that tells things apart?"""
         if self._vocabulary is None:
             return False
+        if any(number not in term for number in re.findall(r"\d{2,}", form) for term in terms[:1]):
+            return True
         kept = {stem_word(u) for term in terms for u, _, _ in units(term)}
         latin = [u for u, _, _ in units(form) if u.isascii() and u != " " and u not in _SILENT]
         if form in self._vocabulary or any(stem_word(u) not in kept and self.word(u) for u in latin):
@@ -121,8 +123,10 @@ def overlap(text: str, start: int, end: int, term: str) -> tuple[int, int]:
 
 
 def in_language(forms: Sequence[str], language: str) -> str:
+    """The first form in that language (zh: with a Han character; en: without one), or ""."""
     return next((f for f in forms if ("zh" if _HAN_RUN.search(f) else "en") == language), "")
 
 
 def bracket(terms: Sequence[str], language: str) -> str:
+    """Terms in brackets as the language sets them, ready to stand behind a word."""
     return f"（{'、'.join(terms)}）" if language == "zh" else f" ({', '.join(terms)})"

@@ -39,7 +39,9 @@ def course(tmp_path: Path):
     (corpus / "a.md").write_text("# A\n\ntext\n", encoding="utf-8")
     count = f'write_text(run / "a.txt", str(len(list(pathlib.Path({str(corpus)!r}).glob("*.md")))))'
     write_notebook(folder, "01_count", count, ["input:corpus"], ["a.txt"])
-    write_notebook(folder, "02_double", 'write_text(run / "b.txt", (run / "a.txt").read_text() * 2)', ["a.txt"], ["b.txt"])
+    write_notebook(
+        folder, "02_double", 'write_text(run / "b.txt", (run / "a.txt").read_text() * 2)', ["a.txt"], ["b.txt"]
+    )
     write_notebook(folder, "03_apart", 'write_text(run / "c.txt", "c")', [], ["c.txt"], ["retrieve"])
 
     def go(overrides=None, **options):  # type: ignore[no-untyped-def]

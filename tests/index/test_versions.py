@@ -226,6 +226,19 @@ def test_a_file_that_was_changed_is_refused(tmp_path, file: str):
         IndexVersion(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["vectors.f32", "children.arrow", "parents.arrow"])
+@pytest.mark.parametrize("keep", [None, 0, 100])
+def test_a_damaged_segment_is_refused(tmp_path, file: str, keep: int | None):
+    write(tmp_path)
+    path = tmp_path / "v0001" / "segments" / "s0001" / file
+    data = path.read_bytes()
+    path.unlink()
+    if keep is not None:
+        path.write_bytes(data[:keep])
+    with pytest.raises(InputRefused, match="index version v0001 is damaged"):
+        IndexVersion(tmp_path)
+
+
 def test_no_index_and_no_such_version(tmp_path):
     with pytest.raises(InputRefused, match="no index in .*; run 'ragbuild build' first"):
         IndexVersion(tmp_path)

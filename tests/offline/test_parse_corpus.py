@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ def put(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
+def headings(markdown: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", markdown, flags=re.S | re.M)
+    return [line.replace("`", "") for line in prose.split("\n") if re.match("#+ ", line)]
+
+
 def reasons(result: CorpusResult) -> dict[str, str]:
     return {item["doc_source"]: item["reason"] for item in result.refused}
 
@@ -47,7 +53,8 @@ def test_fields_from_rules_are_listed(tmp_path: Path) -> None:
     assert document.content_hash == sha256((tmp_path / "kb/Release Notes v4.2.1.md").read_bytes())
     rules = {item["field"]: item["rule"] for item in result.inferred}
     assert rules == {
-        "doc_id": "relative path without the version", "doc_version": "pattern in the file name", "product_model": "default",
+        "doc_id": "relative path without the version", "doc_version": "pattern in the file name",
+        "product_model": "default",
         "kb": "default", "doc_type": "keyword in the file name", "status": "default", "title": "first heading",
         "language": "script of the text",
     }  # fmt: skip
@@ -57,7 +64,8 @@ def test_fields_from_rules_are_listed(tmp_path: Path) -> None:
     ("name", "doc_id", "version", "kind"),
     [
         ("admin-guide-3.4.md", "admin-guide", "v3.4", "admin_guide"), ("spec rev-B.md", "spec", "rev-B", "spec_sheet"),
-        ("2206.01062.md", "2206.01062", "unversioned", "document"), ("故障处理_v2.md", "故障处理", "v2", "troubleshooting"),
+        ("2206.01062.md", "2206.01062", "unversioned", "document"),
+        ("故障处理_v2.md", "故障处理", "v2", "troubleshooting"),
         ("ipv6-manual.md", "ipv6-manual", "unversioned", "guide"), ("4.2.md", "4.2", "v4.2", "document"),
     ],
 )  # fmt: skip
@@ -99,7 +107,8 @@ def test_invalid_fields_name_their_place(tmp_path: Path) -> None:
 
 def test_one_bad_file_never_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, {
-        "a.md": "# A\n\nfine", "b/copy.md": "# A\n\nfine", "c.pdf": b"%PDF-1.7 cut", "d.docx": b"PK\x03\x04cut", "e.txt": "",
+        "a.md": "# A\n\nfine", "b/copy.md": "# A\n\nfine", "c.pdf": b"%PDF-1.7 cut", "d.docx": b"PK\x03\x04cut",
+        "e.txt": "",
         "f.bin": bytes(range(256)) * 20, "g.md": "---\ndoc_id: a\n---\nsame key", "h.md": "boom", "README.md": "about",
         "query_log.csv": "query\nx", ".hidden.md": "no", "sub/README.md": "# Read me\n\nthis one counts",
     })  # fmt: skip
@@ -221,3 +230,11 @@ def test_sample_corpus_needs_no_rule(tmp_path: Path) -> None:
     assert {entry.document.language for entry in result.documents} == {"en", "zh"}
     for entry in result.documents:
         assert entry.parsed.markdown.startswith("# ") and "�" not in entry.parsed.markdown
+    sources = {
+        "install-lg200.zh.docx": "install-lg200.zh", "operations.zh.docx": "operations.zh",
+        "cluster-guide.html": "cluster-guide", "troubleshooting-network.zh.html": "troubleshooting.zh",
+    }  # fmt: skip
+    for name, source in sources.items():  # every heading of the text that the file was made of, and no other
+        text = (CORPUS.parent / "sources" / f"{source}.md").read_text(encoding="utf-8")
+        markdown = next(e.parsed.markdown for e in result.documents if e.document.doc_source == name)
+        assert headings(markdown) == headings(text)

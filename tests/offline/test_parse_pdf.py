@@ -95,7 +95,8 @@ def test_two_columns(parsed: dict[str, ParsedDocument]) -> None:
 def test_three_columns(parsed: dict[str, ParsedDocument]) -> None:
     markdown = real(parsed, "en_federal_register.pdf").markdown
     in_order = [
-        "This section of the FEDERAL REGISTER", "AGENCY: Federal", "ADDRESSES: You may send", "## Examining the AD Docket",
+        "This section of the FEDERAL REGISTER", "AGENCY: Federal", "ADDRESSES: You may send",
+        "## Examining the AD Docket",
         "The FAA invites you to participate in this rulemaking", "## Confidential Business", "## Background",
         "accident after takeoff from Soekarno-Hatta International Airport",
     ]  # fmt: skip

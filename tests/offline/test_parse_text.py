@@ -37,7 +37,8 @@ def test_broken_front_matter_is_text_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_setext_and_html_headings_become_atx_but_code_stays(tmp_path: Path) -> None:
-    text = "Title\n=====\n\nPart\n----\n\n<h3 align='center'>\n  <b>Small</b> part\n</h3>\n\n```\nNot\n===\n<h1>no</h1>\n```\n"
+    text = "Title\n=====\n\nPart\n----\n\n<h3 align='center'>\n  <b>Small</b> part\n</h3>\n\n"
+    text += "```\nNot\n===\n<h1>no</h1>\n```\n"
     markdown = parse(tmp_path, "a.md", text).markdown
     assert markdown.startswith("# Title\n\n## Part\n\n### Small part\n\n```\nNot\n===\n<h1>no</h1>\n```")
 
@@ -67,7 +68,8 @@ def test_html_without_its_boilerplate(tmp_path: Path) -> None:
     parsed = parse(tmp_path, "a.html", PAGE.replace("{charset}", "utf-8"))
     assert parsed.markdown == (
         "# Ports\n\nOpen `TCP 443`：端口。\n\n"
-        "| Port | Use | Use |\n| --- | --- | --- |\n| Port | from | to |\n| 443 | a\\|b | one<br>two |\n| All rows |  |  |\n\n"
+        "| Port | Use | Use |\n| --- | --- | --- |\n| Port | from | to |\n"
+        "| 443 | a\\|b | one<br>two |\n| All rows |  |  |\n\n"
         "```bash\nrun <x>\n  --now\n```\n\n3. third\n"
     )
     assert parsed.metadata == {"title": "Ports | Portal"} and parsed.page_starts == (0,)
@@ -97,7 +99,16 @@ def test_wikipedia_page() -> None:
     assert "Chemical composition 成分 % of grade" in japanese and "| C | Si | Mn |" in japanese
 
 
-CHINESE = "备份与恢复手册\n\n1 适用范围\n\n本手册适用于运行新版本的全部型号，供设备管理员使用。\n\n4.1 时间\n\n设备每天自动做一次完整备份。\n"
+CHINESE = """备份与恢复手册
+
+1 适用范围
+
+本手册适用于运行新版本的全部型号，供设备管理员使用。
+
+4.1 时间
+
+设备每天自动做一次完整备份。
+"""
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030", "utf-16", "utf-16-le", "utf-16-be"])
@@ -109,8 +120,10 @@ def test_plain_text_in_any_encoding(tmp_path: Path, encoding: str) -> None:
 
 def test_plain_text_lists_commands_and_tables(tmp_path: Path) -> None:
     text = (
-        "Guide\n\nSteps:\n\n    1. Connect the cable.\n    2. Run:\n\n           backup create --full\n\n    3. Wait.\n\n"
-        "Model     Ports\nLG-200    4\nLG-500    10\n\n1.1 Q: How long?\nA: Five minutes.\nNo more.\n"
+        "Guide\n\nSteps:\n\n    1. Connect the cable.\n    2. Run:\n\n"
+        "           backup create --full\n\n    3. Wait.\n\n"
+        "Model     Ports\nLG-200    4\nLG-500    10\n\n"
+        "1.1 Q: How long?\nA: Five minutes.\nNo more.\n"
     )
     assert parse(tmp_path, "a.txt", text).markdown == (
         "# Guide\n\nSteps:\n\n1. Connect the cable.\n2. Run:\n\n```\nbackup create --full\n```\n\n3. Wait.\n\n"
@@ -121,9 +134,12 @@ def test_plain_text_lists_commands_and_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "level"),
     [
-        ("1 Overview", 2), ("1.1 Scope", 3), ("2.3.1 Details", 4), ("第一章 总则", 2), ("第三节 范围", 3), ("一、概述", 2),
-        ("（二）步骤", 3), ("Chapter 2 Setup", 2), ("1. Connect the cable.", 0), ("1. Connect", 0), ("2026 was a good year", 0),
-        ("3 persons are needed.", 0), ("第一步 接线。", 0), ("10 Mbit/s: too slow:", 0), ("一个例子", 0), ("1 " + "x" * 90, 0),
+        ("1 Overview", 2), ("1.1 Scope", 3), ("2.3.1 Details", 4), ("第一章 总则", 2), ("第三节 范围", 3),
+        ("一、概述", 2),
+        ("（二）步骤", 3), ("Chapter 2 Setup", 2), ("1. Connect the cable.", 0), ("1. Connect", 0),
+        ("2026 was a good year", 0),
+        ("3 persons are needed.", 0), ("第一步 接线。", 0), ("10 Mbit/s: too slow:", 0), ("一个例子", 0),
+        ("1 " + "x" * 90, 0),
     ],
 )  # fmt: skip
 def test_numbered_headings_of_plain_text(line: str, level: int) -> None:
@@ -153,9 +169,12 @@ def test_mislabelled_file_is_read_with_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "empty"), (b" \r\n\t ", "empty"), (b"\xef\xbb\xbf\n", "empty"), (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9, "binary"),
-        (b"{\\rtf1 x}", "RTF"), (b"\xd0\xcf\x11\xe0" + b"\0" * 600, "old binary Office"), (b"---\n...", "no text"),
-        (b"\xd0\xcf\x11\xe0" + "EncryptedPackage".encode("utf-16-le"), "encrypted Office"), (b"PK\x03\x04 cut", "truncated"),
+        (b"", "empty"), (b" \r\n\t ", "empty"), (b"\xef\xbb\xbf\n", "empty"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9, "binary"),
+        (b"{\\rtf1 x}", "RTF"), (b"\xd0\xcf\x11\xe0" + b"\0" * 600, "old binary Office"),
+        (b"---\n...", "no text"),
+        (b"\xd0\xcf\x11\xe0" + "EncryptedPackage".encode("utf-16-le"), "encrypted Office"),
+        (b"PK\x03\x04 cut", "truncated"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -167,6 +186,18 @@ def test_too_large(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("word " * 500_000)
     with pytest.raises(DocumentRefused, match="max_file_mb"):
         parse_file(tmp_path / "a.txt", ParseConfig(), CorpusConfig(max_file_mb=1))
+
+
+def test_a_few_broken_bytes_cost_a_few_characters() -> None:
+    for text, encoding in (
+        ("备份口令至少十六个字符。\n" * 50, "utf-8"),
+        ("备份口令至少十六个字符。\n" * 50, "gb18030"),
+        ("abc\n" * 50, "utf-8"),
+    ):
+        data = bytearray(text.encode(encoding))
+        data[101] = 0xFF
+        assert sum(a == b for a, b in zip(decode(bytes(data)), text, strict=False)) > 0.05 * len(text)
+        assert len(set(decode(bytes(data))) - set(text)) <= 3
 
 
 def test_page_of_and_small_helpers() -> None:

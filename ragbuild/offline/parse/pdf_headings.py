@@ -20,6 +20,7 @@ LEADER = re.compile(r"(?:[ .·…]?[.·…]){4,}\s*")  # from an entry of a tabl
 
 
 def is_caption(block: Block) -> bool:
+    """Does the block name a figure or table?"""
     return bool(CAPTION.match(block.text)) and len(block.text) < 200
 
 

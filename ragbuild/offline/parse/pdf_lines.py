@@ -111,6 +111,7 @@ def inside(line: Line, box: Box, margin: float = 2.0) -> bool:
 
 
 def union(boxes: Iterable[Box]) -> Box:
+    """The smallest box around all `boxes`; at least one."""
     x0, y0, x1, y1 = zip(*boxes, strict=True)
     return min(x0), min(y0), max(x1), max(y1)
 

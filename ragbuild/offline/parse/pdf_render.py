@@ -89,11 +89,8 @@ def to_markdown(blocks: Sequence[Block], pages: int, words: frozenset[str]) -> t
             head = block.table[0]
             if before == "table" and _same_table(previous, block):
                 rows = block.table[head == previous.table[0] :]
-                glue, text, block.table[0] = (
-                    "\n",
-                    "\n".join(pipe_table([["-"], *rows]).split("\n")[2:]),
-                    previous.table[0],
-                )
+                glue, text = "\n", "\n".join(pipe_table([["-"], *rows]).split("\n")[2:])
+                block.table[0] = previous.table[0]  # for the page after this one
             else:
                 text = pipe_table(block.table)
         elif kind == "image":
@@ -130,7 +127,8 @@ def to_markdown(blocks: Sequence[Block], pages: int, words: frozenset[str]) -> t
             at, out = len(out) - joined + len(whole) - len(text), out[:-joined] + whole
         else:
             out += glue if out else ""
-            at, out = len(out), out + text
+            at = len(out)
+            out += text
         starts += [at] * (block.page - len(starts))
         previous = block
     return out + "\n", tuple(starts + [len(out)] * (pages - len(starts)))

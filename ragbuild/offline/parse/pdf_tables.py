@@ -42,6 +42,7 @@ class Block:
 
 
 def walk(elements: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """All elements, each before those inside it."""
     for element in elements:
         yield element
         for key in ("kids", "list items", "rows", "cells"):
