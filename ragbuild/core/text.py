@@ -127,12 +127,13 @@ class LexicalTokenizer(Protocol):
 
 # Codes first, so that LG-500, E1042, v2.0.1, TLS1.2 and 192.168.10.1/24 stay whole; then words, Han runs, the rest.
 # The words before a code's first digit are bounded: unbounded, "a.a.a.a" is read again from each of its letters.
+_LATIN = "a-z\u00df-\u00f6\u00f8-\u024f"  # accented letters belong to their word
 _PIECE = re.compile(
-    rf"(?P<code>[a-z]+(?:[-_./][a-z]+){{0,7}}[-_./]?\d[a-z0-9]*(?:[-_./:][a-z0-9]+)*|\d+(?:[.,:/-]\d+)+%?|\d+[a-z][a-z0-9]*)"
-    rf"|(?P<word>[a-z]+(?:[-_'][a-z]+)*)|(?P<han>[{HAN}]+)|(?P<number>\d+%?)|(?P<other>[^\W_{HAN}]+)"
+    r"(?P<code>[a-z]+(?:[-_./][a-z]+){0,7}[-_./]?\d[a-z0-9]*(?:[-_./:][a-z0-9]+)*|\d+(?:[.,:/-]\d+)+%?|\d+[a-z][a-z0-9]*)"
+    rf"|(?P<word>[{_LATIN}]+(?:[-_'][{_LATIN}]+)*)|(?P<han>[{HAN}]+)|(?P<number>\d+%?)|(?P<other>[^\W_{HAN}]+)"
 )
 _RUN = 200  # characters that jieba gets at once: its time grows with the square of a run of unknown ones
-_PARTS = re.compile(r"[a-z]+|\d+(?:\.\d+)*|[^\W\d_]+")
+_PARTS = re.compile(rf"[{_LATIN}]+|\d+(?:\.\d+)*|[^\W\d_]+")
 
 
 @lru_cache(maxsize=50_000)

@@ -80,6 +80,10 @@ def write_version(
     if not writer.n_children:
         raise InputRefused("there is no child chunk to index; see the report of the chunking step for what was refused")
     segment = Segment(folder / "segments" / "s0001", embedder["dim"])
+    counts = pc.value_counts(segment.keys["chunk_id"])
+    twice = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        raise InputRefused(f"chunk {twice[0]['values']} stands {twice[0]['counts']} times; ids must be unique")
     engine = config.lexical.engine
     if engine == "auto":
         engine = "rank_bm25" if writer.n_children <= config.lexical.rank_bm25_up_to else "tantivy"

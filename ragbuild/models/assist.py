@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, Field
 
-from ragbuild.models.llm import ChatClient, UnparsedAnswer
+from ragbuild.core.errors import RagbuildError
+from ragbuild.models.llm import ChatClient
 
 
 class _Rewritten(BaseModel):
@@ -42,7 +43,7 @@ def ask_rewriter(client: ChatClient) -> Callable[[str], dict[str, object] | None
         )
         try:
             return client.complete_json([{"role": "user", "content": task}], _Rewritten)[0].model_dump()
-        except UnparsedAnswer:
+        except RagbuildError:  # unreadable, refused or out of reach: the rules go on alone
             return None
 
     return ask
@@ -59,7 +60,7 @@ def ask_router(client: ChatClient) -> Callable[[str, dict[str, list[str]]], dict
         )
         try:
             return client.complete_json([{"role": "user", "content": task}], _Route)[0].model_dump()
-        except UnparsedAnswer:
+        except RagbuildError:  # unreadable, refused or out of reach: the rules go on alone
             return {}
 
     return ask
@@ -76,7 +77,7 @@ def ask_terms(client: ChatClient) -> Callable[[str], list[dict]]:
         )
         try:
             return client.complete_json([{"role": "user", "content": task}], _Terms)[0].terms
-        except UnparsedAnswer:
+        except RagbuildError:  # unreadable, refused or out of reach: the rules go on alone
             return []
 
     return ask

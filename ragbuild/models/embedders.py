@@ -16,7 +16,7 @@ import numpy as np
 
 from ragbuild.core.config import EmbedderConfig
 from ragbuild.core.errors import MissingResource
-from ragbuild.core.store import atomic, cache_dir, sha256
+from ragbuild.core.store import atomic, cache_dir, sha256, walk
 
 Progress = Callable[[int, int], None]  # (done, total)
 PACKAGED = ("use-multilingual", "minilm")
@@ -233,6 +233,14 @@ def load_embedder(name: str, config: EmbedderConfig) -> Embedder:
     return SentenceTransformerEmbedder(name, config)
 
 
+def _identity(name: str) -> str:
+    """The model's name; of a local folder also its files' sizes and times, since it may be trained again in place."""
+    if not Path(name).is_dir():
+        return name
+    files = [(p.relative_to(name).as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in walk(name)]
+    return f"{name}|{files}"
+
+
 class VectorCache:
     """Document vectors on disk by (model, content hash), in segment files that are never rewritten.
 
@@ -244,7 +252,7 @@ class VectorCache:
 
     def __init__(self, embedder: Embedder, folder: Path | None = None) -> None:
         self.embedder = embedder
-        slug = re.sub(r"[^A-Za-z0-9.-]+", "_", embedder.name)[-60:] + "-" + sha256(embedder.name)[:8]
+        slug = re.sub(r"[^A-Za-z0-9.-]+", "_", embedder.name)[-60:] + "-" + sha256(_identity(embedder.name))[:8]
         self.folder = folder or cache_dir(f"vectors/{slug}")
         self._where: dict[bytes, tuple[Path, int]] = {}
         self._open: dict[Path, np.ndarray] = {}

@@ -120,17 +120,20 @@ class ExtractiveGenerator:
         chosen = sorted(chosen, key=lambda q: (first[q.parent], q.passage.start))
         lines = [self._line(q, evidence.parents[q.parent]) for q in chosen]
         zh = language_of(evidence.query) == "zh"
-        lines += [f"现有文档没有回答：“{q}”。" if zh else f"The documents at hand do not answer: “{q}”." for q in unanswered]
+        lines += [
+            f"现有文档没有回答：“{q}”。" if zh else f"The documents at hand do not answer: “{q}”." for q in unanswered
+        ]
         citations = [
             cite(self.version, evidence.parents[q.parent], q.parent + 1, q.passage.start, q.passage.end) for q in chosen
         ]
         return Draft("\n".join(lines), citations, {"quotes": len(chosen), "unanswered": unanswered})
 
     def _supported(self, question: str, quotes: Sequence[Quote]) -> bool:
-        """Does a quote hold enough of a sub-question, by the thresholds below which a whole question is not answered?"""
+        """Is a sub-question answered? A passage holds less than a whole child, so half the coverage is asked of it."""
         weights = self.extract.weights(question)
         return any(
-            sum(weights[t] for t in q.held) >= self.config.abstain_coverage or q.cosine >= self.config.abstain_cosine
+            sum(weights[t] for t in q.held) >= self.config.abstain_coverage / 2
+            or q.cosine >= self.config.abstain_cosine
             for q in quotes
         )
 

@@ -7,7 +7,7 @@ Each is a span of the parent's content, so that a citation points at the very te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal

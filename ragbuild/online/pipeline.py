@@ -50,6 +50,9 @@ class Pipeline:
 
     def __init__(self, version: IndexVersion, config: Config | ConfigView, embedder: Embedder | None = None) -> None:
         self.version, self.config = version, config
+        encoded_with = version.manifest["embedder"]["name"]
+        if embedder is not None and embedder.name != encoded_with:
+            raise UsageError(f"this index was encoded with '{encoded_with}' and can't be searched with '{embedder.name}'")
         self._embedder = embedder
 
     @classmethod
