@@ -1,10 +1,13 @@
-"""A segment: chunk records in Arrow columns (memory-mapped), the children's tokens, and their vectors.
+"""A segment: chunk records in Arrow columns, the children's tokens, and their vectors.
 
-Written once by streaming and never changed. `Chunk` objects are made for hits only.
+Written once by streaming and never changed. Vectors and filter columns are memory-mapped. Records lie in small batches and
+are read when a hit needs them: mapped, the pages around every hit would stay resident, at 100,000 chunks more than the
+vectors. `Chunk` objects are made for hits only.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +27,30 @@ _COLUMNS: dict[str, pa.DataType] = {
     "table_header": _TEXT,
 }  # fmt: skip
 _CHILD_ONLY = {"uid": pa.int64(), "parent_row": pa.int32(), "tokens": _LIST}
-# Read for all rows when a version is opened: in a file of their own, since mapping scattered pages of the large one would
-# keep most of it resident.
+# Read for all rows when a version is opened: in a file of their own.
 _KEYS = ("chunk_id", "uid", "parent_row", "doc_source", "status", "product_model", "doc_version", "doc_type", "kb", "tag")
+BATCH_ROWS = 32  # records in a batch: what is read from disk for one hit
+
+
+class _Records:
+    """Writes record batches of exactly `BATCH_ROWS` rows (the last may be shorter), so that a row's batch is known."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._file = pa.ipc.new_file(str(path), schema)
+        self._rest = pa.RecordBatch.from_pylist([], schema=schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rows = pa.concat_batches([self._rest, batch])
+        whole = rows.num_rows - rows.num_rows % BATCH_ROWS
+        for start in range(0, whole, BATCH_ROWS):
+            self._file.write_batch(rows.slice(start, BATCH_ROWS))
+        self._rest = rows.slice(whole)
+
+    def close(self) -> None:
+        if self._rest.num_rows:
+            self._file.write_batch(self._rest)
+        self._file.close()
 
 
 class SegmentWriter:
@@ -38,18 +62,17 @@ class SegmentWriter:
         self.folder, self.n_children, self.n_parents, self.n_tokens = folder, 0, 0, 0
         self._first_uid = first_uid
         self._parent_row: dict[str, int] = {}
-        self._parents_schema = pa.schema(list(_COLUMNS.items()))
-        self._children_schema = pa.schema([*_COLUMNS.items(), *_CHILD_ONLY.items()])
-        self._parents = pa.ipc.new_file(str(folder / "parents.arrow"), self._parents_schema)
-        self._children = pa.ipc.new_file(str(folder / "children.arrow"), self._children_schema)
-        self._keys = pa.ipc.new_file(str(folder / "keys.arrow"), pa.schema([self._children_schema.field(n) for n in _KEYS]))
+        schema = pa.schema([*_COLUMNS.items(), *_CHILD_ONLY.items()])
+        self._parents = _Records(folder / "parents.arrow", pa.schema(list(_COLUMNS.items())))
+        self._children = _Records(folder / "children.arrow", schema)
+        self._keys = pa.ipc.new_file(str(folder / "keys.arrow"), pa.schema([schema.field(n) for n in _KEYS]))
         self._vectors = (folder / "vectors.f32").open("wb")
 
     def add_parents(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             self._parent_row[chunk.chunk_id] = self.n_parents
             self.n_parents += 1
-        self._parents.write_batch(_batch(chunks, self._parents_schema))
+        self._parents.write(_batch(chunks, self._parents.schema))
 
     def add_children(self, chunks: Sequence[Chunk], tokens: Sequence[Sequence[str]], vectors: np.ndarray) -> None:
         """`vectors`: (n, dim) float32. The parents must have been added before; then they are forgotten.
@@ -66,8 +89,8 @@ class SegmentWriter:
             "parent_row": [self._parent_row[str(c.parent_id)] for c in chunks],
             "tokens": [list(t) for t in tokens],
         }
-        batch = _batch(chunks, self._children_schema, extra)
-        self._children.write_batch(batch)
+        batch = _batch(chunks, self._children.schema, extra)
+        self._children.write(batch)
         self._keys.write_batch(batch.select(list(_KEYS)))
         self._vectors.write(np.ascontiguousarray(vectors, np.float32).tobytes())
         self.n_children += len(chunks)
@@ -95,55 +118,60 @@ def _batch(chunks: Sequence[Chunk], schema: pa.Schema, extra: dict[str, list[Any
 
 
 class Segment:
-    """A written segment, opened without reading it: Arrow tables and vectors are memory-mapped."""
+    """A written segment, opened without reading it."""
 
     def __init__(self, folder: Path, dim: int) -> None:
         self.folder = folder
-        self.parents = _open(folder / "parents.arrow")
-        self.children = _open(folder / "children.arrow")
-        self.keys = _open(folder / "keys.arrow")
-        shape = (self.children.num_rows, dim)
+        self.parents = Rows(folder / "parents.arrow")
+        self.children = Rows(folder / "children.arrow")
+        with pa.memory_map(str(folder / "keys.arrow")) as source:
+            self.keys = pa.ipc.open_file(source).read_all()
+        shape = (self.keys.num_rows, dim)
         path = folder / "vectors.f32"
         self.vectors = np.memmap(path, np.float32, "r", shape=shape) if shape[0] else np.zeros(shape, np.float32)
         graph = folder / "hnsw.faiss"
         self.graph = graph if graph.is_file() else None
 
 
-def _open(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
+class Rows:
+    """The records of one file: any of them by row number, or all in order. Safe to share between threads."""
 
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._readers: dict[tuple[str, ...], Any] = {}
+        reader = self._reader(())
+        last = reader.num_record_batches - 1
+        self.num_rows = last * BATCH_ROWS + reader.get_batch(last).num_rows if last >= 0 else 0
 
-def read_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The named columns, a batch at a time and not memory-mapped, so that reading a whole file leaves nothing resident."""
-    schema = pa.ipc.open_file(str(path)).schema
-    options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(n) for n in names])
-    with pa.OSFile(str(path)) as source:
-        reader = pa.ipc.open_file(source, options=options)
+    def _reader(self, names: tuple[str, ...]) -> Any:
+        """A reader of the named columns alone."""
+        if names not in self._readers:
+            with pa.OSFile(str(self._path)) as source:
+                schema = pa.ipc.open_file(source).schema
+            options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(n) for n in names], use_threads=False)
+            self._readers[names] = pa.ipc.open_file(pa.OSFile(str(self._path)), options=options)
+        return self._readers[names]
+
+    def take(self, rows: np.ndarray, names: Sequence[str] = tuple(_COLUMNS)) -> list[dict[str, Any]]:
+        """The named columns of the given rows as dicts, in the order of `rows`."""
+        rows = np.asarray(rows, np.int64)
+        out: list[dict[str, Any]] = [{}] * len(rows)
+        with self._lock:
+            reader = self._reader(tuple(names))
+            for number in np.unique(rows // BATCH_ROWS):
+                mine = np.flatnonzero(rows // BATCH_ROWS == number)
+                batch = reader.get_batch(int(number))
+                for place in mine:
+                    out[place] = batch.slice(int(rows[place]) % BATCH_ROWS, 1).to_pylist()[0]
+        return out
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The named columns of all rows, a small batch at a time, so that nothing stays resident."""
+        reader = self._reader(tuple(names))
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)
 
 
-class Rows:
-    """Random access to the rows of a table. Goes to the batch that holds a row: `Table.take` would first copy whole
-    columns into one piece, which at 100,000 chunks costs more time and memory than all the rest of a query."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._batches = table.to_batches()
-        self._starts = np.cumsum([0] + [b.num_rows for b in self._batches])
-
-    def take(self, rows: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The named columns of the given rows as dicts, in the order of `rows`."""
-        rows = np.asarray(rows, np.int64)
-        out: list[dict[str, Any]] = [{}] * len(rows)
-        place = np.searchsorted(self._starts, rows, side="right") - 1
-        for number in np.unique(place):
-            mine = np.flatnonzero(place == number)
-            batch = self._batches[number].select(list(names))
-            for where, row in zip(mine, batch.take(pa.array(rows[mine] - self._starts[number])).to_pylist(), strict=True):
-                out[where] = row
-        return out
-
-    def chunks(self, rows: np.ndarray) -> list[Chunk]:
-        """`Chunk` objects of the given rows, in their order."""
-        return [Chunk.model_validate({**row, "span": tuple(row["span"])}) for row in self.take(rows, list(_COLUMNS))]
+def as_chunks(rows: Sequence[dict[str, Any]]) -> list[Chunk]:
+    """`Chunk` objects of records."""
+    return [Chunk.model_validate({**row, "span": tuple(row["span"])}) for row in rows]

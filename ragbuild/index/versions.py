@@ -27,7 +27,7 @@ from ragbuild.core.text import LexicalTokenizer, make_tokenizer
 from ragbuild.index.dense import DenseIndex, build_graph
 from ragbuild.index.filters import FIELDS, Filter
 from ragbuild.index.lexical import LexicalIndex, RankBM25Index, TantivyIndex, bm25_scores
-from ragbuild.index.segments import Rows, Segment, SegmentWriter, read_batches
+from ragbuild.index.segments import Rows, Segment, SegmentWriter, as_chunks
 
 BATCH = 1024  # children held in memory while an index is written
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -135,10 +135,22 @@ def _tokenizer(config: Config | ConfigView, entries: Sequence[TermEntry]) -> Lex
 
 
 def _lexical_rows(segment: Segment) -> Iterator[tuple[int, list[str], dict[str, list[str]]]]:
-    for batch in read_batches(segment.folder / "children.arrow", ["uid", "tokens", *FIELDS]):
+    for batch in segment.children.batches(["uid", "tokens", *FIELDS]):
         for row in batch.to_pylist():
             fields = {f: row[f] if isinstance(row[f], list) else [row[f]] for f in FIELDS}
             yield row["uid"], row["tokens"], fields
+
+
+def _take(files: Sequence[Rows], rows: np.ndarray, *names: Sequence[str]) -> list[dict[str, Any]]:
+    """Records of the given rows of the concatenation of `files`, in their order."""
+    starts = np.cumsum([0] + [f.num_rows for f in files])
+    place = np.searchsorted(starts, rows, side="right") - 1
+    out: list[dict[str, Any]] = [{}] * len(rows)
+    for number, file in enumerate(files):
+        mine = np.flatnonzero(place == number)
+        for where, row in zip(mine, file.take(np.asarray(rows)[mine] - starts[number], *names), strict=True):
+            out[where] = row
+    return out
 
 
 class Vocabulary:
@@ -171,10 +183,7 @@ class IndexVersion:
             self._segments = [Segment(self.folder / "segments" / s, dim) for s in self.manifest["segments"]]
         except (OSError, ValueError) as error:
             raise InputRefused(f"index version {name} is damaged ({error}); run 'ragbuild build' again") from error
-        self._children = pa.concat_tables([s.children for s in self._segments])
         self._keys = pa.concat_tables([s.keys for s in self._segments])
-        self._parents = pa.concat_tables([s.parents for s in self._segments])
-        self._child_rows, self._parent_rows = Rows(self._children), Rows(self._parents)
         offsets = np.cumsum([0] + [s.parents.num_rows for s in self._segments])
         self._parent_row = np.concatenate(
             [s.keys["parent_row"].to_numpy() + o for s, o in zip(self._segments, offsets, strict=False)]
@@ -215,7 +224,8 @@ class IndexVersion:
     def lexical(self) -> LexicalIndex:
         lexical = self.manifest["lexical"]
         if lexical["engine"] == "rank_bm25":
-            return RankBM25Index(self._children["tokens"].to_pylist(), self.id_rank, lexical["k1"], lexical["b"])
+            tokens = [t for s in self._segments for b in s.children.batches(["tokens"]) for t in b["tokens"].to_pylist()]
+            return RankBM25Index(tokens, self.id_rank, lexical["k1"], lexical["b"])
         index = TantivyIndex(self.folder / "lexical", self._keys["uid"].to_numpy(), self.id_rank)
         index.average_length = self.manifest["n_tokens"] / max(1, len(self))
         return index
@@ -286,18 +296,20 @@ class IndexVersion:
         return rows
 
     def children(self, rows: np.ndarray) -> list[Chunk]:
-        return self._child_rows.chunks(rows)
+        return as_chunks(_take([s.children for s in self._segments], rows))
 
     def parents_of(self, rows: np.ndarray) -> list[Chunk]:
         """The parents of the given children, collapsed, in the order of first appearance."""
-        return self._parent_rows.chunks(np.array(list(dict.fromkeys(self._parent_row[rows].tolist())), np.int64))
+        wanted = np.array(list(dict.fromkeys(self._parent_row[rows].tolist())), np.int64)
+        return as_chunks(_take([s.parents for s in self._segments], wanted))
 
     def all_parents(self) -> list[Chunk]:
-        return self._parent_rows.chunks(np.arange(self._parents.num_rows))
+        files = [s.parents for s in self._segments]
+        return as_chunks(_take(files, np.arange(sum(f.num_rows for f in files))))
 
     def tokens(self, rows: np.ndarray) -> list[list[str]]:
         """The tokens that were cut when the index was made."""
-        return [row["tokens"] for row in self._child_rows.take(rows, ["tokens"])]
+        return [row["tokens"] for row in _take([s.children for s in self._segments], rows, ("tokens",))]
 
     def search_lexical(self, tokens: Sequence[str], k: int, where: Filter, allowed: np.ndarray | None):  # type: ignore[no-untyped-def]
         """Rows and BM25 scores of the k best that pass, by (-score, id)."""

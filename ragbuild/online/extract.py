@@ -3,7 +3,7 @@
 A passage is scored by the idf-weighted share of the question that it holds itself, that its heading holds and that the
 rest of its parent holds, by its cosine, and by how the reranker ranked its parent; then by the kind of answer that the
 question asks for (steps, a list, a number, a remedy). A section whose heading is what was asked is quoted from its
-start. The weights are fixed; they were set by hand and checked on questions of the sample's query log in both languages.
+start. The weights are fixed; they were set by hand and checked on the sample's query log, in both languages.
 """
 
 from __future__ import annotations

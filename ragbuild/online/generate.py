@@ -109,7 +109,9 @@ class ExtractiveGenerator:
         unanswered = []
         limit = max(1, self.config.max_quotes // len(evidence.questions))
         for question in evidence.questions:
-            quotes = self.extract(question, evidence.parents, evidence.top_m, limit)
+            # the reranker's scores tell how parents fit the whole question, not a part of it
+            ranked = evidence.top_m if len(evidence.questions) == 1 else []
+            quotes = self.extract(question, evidence.parents, ranked, limit)
             if len(evidence.questions) > 1 and not self._supported(question, quotes):
                 unanswered.append(question)
             else:
