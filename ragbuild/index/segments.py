@@ -154,16 +154,13 @@ class Rows:
 
     def take(self, rows: np.ndarray, names: Sequence[str] = tuple(_COLUMNS)) -> list[dict[str, Any]]:
         """The named columns of the given rows as dicts, in the order of `rows`."""
-        rows = np.asarray(rows, np.int64)
-        out: list[dict[str, Any]] = [{}] * len(rows)
+        if not len(rows):
+            return []
         with self._lock:
             reader = self._reader(tuple(names))
-            for number in np.unique(rows // BATCH_ROWS):
-                mine = np.flatnonzero(rows // BATCH_ROWS == number)
-                batch = reader.get_batch(int(number))
-                for place in mine:
-                    out[place] = batch.slice(int(rows[place]) % BATCH_ROWS, 1).to_pylist()[0]
-        return out
+            held = {number: reader.get_batch(number) for number in {int(row) // BATCH_ROWS for row in rows}}
+        slices = [held[int(row) // BATCH_ROWS].slice(int(row) % BATCH_ROWS, 1) for row in rows]
+        return pa.concat_batches(slices).to_pylist()
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The named columns of all rows, a small batch at a time, so that nothing stays resident."""
