@@ -48,8 +48,9 @@ def generate(n: int) -> Iterator[Chunk]:
         drawn = rng.choice(len(vocabulary), size=PER_PARENT * WORDS, p=weights)
         texts = [" ".join(vocabulary[order[w]] for w in drawn[i::PER_PARENT]) for i in range(PER_PARENT)]
         common = dict(
-            chapter=f"Chapter {number % 40}", breadcrumb=f"Manual {number % 500} > Chapter {number % 40}", page=1, page_end=1,
-            doc_id=f"doc-{number % 500}", doc_version="v4.2", product_model=("all",), kb="manuals", doc_type="admin_guide",
+            chapter=f"Chapter {number % 40}", breadcrumb=f"Manual {number % 500} > Chapter {number % 40}", page=1,
+            page_end=1, doc_id=f"doc-{number % 500}", doc_version="v4.2", product_model=("all",), kb="manuals",
+            doc_type="admin_guide",
             status="active", doc_source=f"doc-{number % 500}.md", language="en",
         )  # fmt: skip
         ids = tuple(f"c-{number * PER_PARENT + i:016x}" for i in range(PER_PARENT))
@@ -137,7 +138,8 @@ def serve(folder: str, n_queries: int, out) -> None:  # type: ignore[no-untyped-
         total.append(time.perf_counter() - start)
         stages.append(found.seconds)
     medians = {s: float(np.median([x[s] for x in stages])) * 1e3 for s in stages[0]}
-    out.put({"p50_ms": float(np.median(total)) * 1e3, "p95_ms": float(np.percentile(total, 95)) * 1e3, "stages_ms": medians,
+    p50, p95 = (float(np.percentile(total, p)) * 1e3 for p in (50, 95))
+    out.put({"p50_ms": p50, "p95_ms": p95, "stages_ms": medians,
              "memory_mib": peak() - before})  # fmt: skip
 
 
@@ -199,7 +201,8 @@ def main() -> None:
     result = {
         "chunks": arguments.chunks, "vectors_mib": vectors, "indexing": indexing, "pipeline": serving, "bare": library,
         "ratio_to_bare": serving["p50_ms"] / library["p50_ms"],
-        "indexing_memory_ratio": indexing["memory_mib"] / vectors, "serving_memory_ratio": serving["memory_mib"] / vectors,
+        "indexing_memory_ratio": indexing["memory_mib"] / vectors,
+        "serving_memory_ratio": serving["memory_mib"] / vectors,
     }  # fmt: skip
     if arguments.json:
         print(json.dumps(result))
@@ -210,8 +213,9 @@ def main() -> None:
         other = library["stages_ms"].get(stage)
         print(f"{stage:12}{value:12.2f}{f'{other:.2f}' if other is not None else '-':>12}")
     print(f"{'p50':12}{serving['p50_ms']:12.2f}{library['p50_ms']:12.2f}   ratio {result['ratio_to_bare']:.2f}")
-    print(f"indexing: {indexing['seconds']:.0f} s, memory {indexing['memory_mib']:.0f} MiB = {result['indexing_memory_ratio']:.2f} x vectors")
-    print(f"serving:  memory {serving['memory_mib']:.0f} MiB = {result['serving_memory_ratio']:.2f} x vectors")
+    for phase, seconds in (("indexing", f" {indexing['seconds']:.0f} s,"), ("serving", "")):
+        mib, ratio = result[phase if phase == "indexing" else "pipeline"]["memory_mib"], result[f"{phase}_memory_ratio"]
+        print(f"{phase}:{seconds} memory {mib:.0f} MiB = {ratio:.2f} x vectors")
 
 
 if __name__ == "__main__":

@@ -105,9 +105,7 @@ def draw(name: str, zh: bool, size: float = 6.8) -> bytes:
         stroke, n, label = words[1], [float(word) for word in words[2].split()], words[3]
         label = label.split("|")[-1 if zh else 0].strip()
         if stroke in ("box", "grey", "dash"):
-            how = {"grey": {"fc": PALE}, "dash": {"ls": (0, (4, 3)), "fc": "#fafbfc", "lw": 0.7}}.get(
-                stroke, {}
-            )
+            how = {"grey": {"fc": PALE}, "dash": {"ls": (0, (4, 3)), "fc": "#fafbfc", "lw": 0.7}}.get(stroke, {})
             rectangle(*n[:4], **how)
             x, y = n[0] + n[2] / 2, n[1] + n[3] / 2
             write(x, n[1] + n[3] - 2.2 if stroke == "dash" else y, label, weight="normal")
@@ -137,9 +135,7 @@ def draw(name: str, zh: bool, size: float = 6.8) -> bytes:
             ends = [] if stroke == "line" else [points[:-3:-1], points[:2]][: 2 if stroke == "both" else 1]
             for (x, y), (far_x, far_y) in ends:
                 start, arrow = (x + (far_x - x) * 0.03, y + (far_y - y) * 0.03), {"arrowstyle": "-|>", **how}
-                axes.annotate(
-                    "", (x, y), start, arrowprops={**arrow, "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0}
-                )
+                axes.annotate("", (x, y), start, arrowprops={**arrow, "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0})
         elif stroke == "call":  # x y to [shift]: a leader from (x, y) to the label at height `to`
             x = n[0] + (n[3] if len(n) > 3 else 0)
             axes.plot([n[0], x], n[1:3], color="#616e7c", lw=0.6)
@@ -248,9 +244,7 @@ class PdfMaker:
                 ("LINEBEFORE", (0, 0), (0, 0), bar, HexColor(edge)),
             ]
         )
-        table.setStyle(
-            [("BACKGROUND", (0, 0), (0, 0), HexColor(fill)), ("LEFTPADDING", (0, 0), (0, 0), 6 + bar)]
-        )
+        table.setStyle([("BACKGROUND", (0, 0), (0, 0), HexColor(fill)), ("LEFTPADDING", (0, 0), (0, 0), 6 + bar)])
         table.setStyle([("TOPPADDING", (0, 0), (0, 0), 5), ("BOTTOMPADDING", (0, 0), (0, 0), 6)])
         return table
 
@@ -265,9 +259,7 @@ class PdfMaker:
                 lines[-1] += char
             lines.append("")
         marked = "\n".join(self.xml([(line, "c")]) for line in lines[:-1])
-        text = rl.XPreformatted(
-            marked, ParagraphStyle("", fontName="Mono-Regular", fontSize=size, leading=size * 1.35)
-        )
+        text = rl.XPreformatted(marked, ParagraphStyle("", fontName="Mono-Regular", fontSize=size, leading=size * 1.35))
         return self.boxed(text, RULE, "#f5f7fa", 0.5, indent)
 
     def widths(self, rows: list[list[list[Run]]], size: float) -> list[float]:
@@ -277,9 +269,7 @@ class PdfMaker:
             texts = [plain(cell) for cell in cells]
             words = [w for text in texts for w in re.findall(r"[!-\u2dff]+|[\u2e80-\uffef]{1,4}", text)]
             for out, parts in ((want, texts), (least, words)):
-                out.append(
-                    11 + max((sum(size * (1 if is_wide(c) else 0.58) for c in p) for p in parts), default=0)
-                )
+                out.append(11 + max((sum(size * (1 if is_wide(c) else 0.58) for c in p) for p in parts), default=0))
         if sum(want) <= self.column:
             return [w * self.column / sum(want) for w in want]
         least = [min(m, self.column * 0.45) for m in least]
@@ -294,9 +284,7 @@ class PdfMaker:
         cells = [[self.paragraph(cell, size, leading=size * 1.35) for cell in row] for row in rows]
         table = rl.Table(cells, self.widths(rows, size), repeatRows=1, spaceBefore=4, spaceAfter=9)
         every = ((0, 0), (-1, -1))
-        table.setStyle(
-            [("GRID", *every, 0.5, HexColor(RULE)), ("BACKGROUND", (0, 0), (-1, 0), HexColor(PALE))]
-        )
+        table.setStyle([("GRID", *every, 0.5, HexColor(RULE)), ("BACKGROUND", (0, 0), (-1, 0), HexColor(PALE))])
         table.setStyle([("VALIGN", *every, "TOP"), ("LEFTPADDING", *every, 5), ("RIGHTPADDING", *every, 5)])
         return table
 
@@ -338,8 +326,7 @@ class PdfMaker:
             follows = after.kind if after else ""
             leads = (
                 block.kind == "heading"
-                or follows == "code"
-                and after.level > 0
+                or (follows == "code" and after.level > 0)
                 or (follows in ("table", "code", "item") and block.kind == "para" and high < 45)
             )
             part = {"heading": high + 22, "para": min(high, 32.0) + 6, "item": min(high, 32.0) + 6}
@@ -367,9 +354,7 @@ class PdfMaker:
         def page(name: str, deep: float) -> Any:
             frames = [rl.Frame(self.margin, top - deep, self.wide, deep, **bare)] if deep else []
             for i in range(1 + self.two):
-                frames.append(
-                    rl.Frame(self.margin + i * self.step, bottom, self.column, top - deep - bottom, **bare)
-                )
+                frames.append(rl.Frame(self.margin + i * self.step, bottom, self.column, top - deep - bottom, **bare))
             return rl.PageTemplate(name, frames, onPage=self.furniture)
 
         pages = [page("later", 0)]

@@ -36,9 +36,7 @@ from openpyxl.styles import Alignment, Font, PatternFill
 from pptx.util import Emu, Pt
 
 SOURCES, CORPUS = Path(__file__).resolve().parent / "sources", Path(__file__).resolve().parent / "corpus"
-FIELDS = (
-    "doc_id doc_version product_model kb doc_type status supersedes effective_date title language".split()
-)
+FIELDS = "doc_id doc_version product_model kb doc_type status supersedes effective_date title language".split()
 # Texts that carry no front matter: file name, format (md: already in the corpus), then FIELDS.
 PLAIN = """\
 faq-en.txt|txt-utf16|faq-en|2026-06|all|support|faq|active||2026-06-01|Langate Administrator FAQ|en
@@ -74,9 +72,7 @@ def flatten(nodes: list[SyntaxTreeNode], depth: int = -1, mark: str = "") -> lis
         elif node.type == "paragraph":
             first = node.children[0].children[0]
             if first.type == "image":
-                out.append(
-                    Block("figure", inline(first), text=str(first.attrs["src"]).removeprefix("figure:"))
-                )
+                out.append(Block("figure", inline(first), text=str(first.attrs["src"]).removeprefix("figure:")))
             else:
                 kind = "para" if depth < 0 else "item"
                 out.append(Block(kind, inline(node.children[0]), max(depth, 0), mark))
@@ -102,9 +98,7 @@ def load() -> list[Doc]:
         meta = {"output": output, "format": kind, **dict(zip(FIELDS, values, strict=True))}
         path = (CORPUS if kind == "md" else SOURCES) / output
         if path.exists():
-            docs.append(
-                Doc({**meta, "product_model": [meta["product_model"]]}, path.read_text(encoding="utf-8"))
-            )
+            docs.append(Doc({**meta, "product_model": [meta["product_model"]]}, path.read_text(encoding="utf-8")))
         else:
             print(f"missing: {path}")
     for path in sorted(SOURCES.glob("*.md")):
@@ -221,9 +215,7 @@ def make_pptx(doc: Doc) -> bytes:
     show.core_properties.title, show.core_properties.author = str(doc.meta["title"]), "Langate Networks"
     cover = show.slides.add_slide(show.slide_layouts[0])
     cover.shapes.title.text = str(doc.meta["title"])
-    cover.placeholders[
-        1
-    ].text = f"{'岚关网络' if doc.zh else 'Langate Networks'}  {doc.meta['effective_date']}"
+    cover.placeholders[1].text = f"{'岚关网络' if doc.zh else 'Langate Networks'}  {doc.meta['effective_date']}"
     for title, blocks in doc.sections():
         slide = show.slides.add_slide(show.slide_layouts[1])
         slide.shapes.title.text = title or str(doc.meta["title"])

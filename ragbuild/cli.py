@@ -213,9 +213,10 @@ def ask(
         emit(answer.model_dump(mode="json", exclude={"parents"}))
         return
     typer.echo(answer.text)
-    for c in answer.citations:
-        place = " > ".join(p for p in (c.chapter, c.section) if p)
-        typer.echo(f"  [{c.number}] {c.title} ({c.doc_version}, {c.status}) · {place} · page {c.page} · {c.doc_source}")
+    for c in {(c.number, c.page): c for c in answer.citations}.values():
+        typer.echo(
+            f"  [{c.number}] {c.title} ({c.doc_version}, {c.status}) · {c.place} · page {c.page} · {c.doc_source}"
+        )
 
 
 @app.command()
@@ -249,9 +250,8 @@ def retrieve(
         say(f"route: {d.layer} = {', '.join(d.values)}  [{d.reason}]")
     for rank, c in enumerate(found.ranked[:top], 1):
         routes = " ".join(f"{name} {hit.rank}" for name, hit in c.hit.routes.items())
-        typer.echo(
-            f"{rank:3}  {c.score:7.4f}  fused {c.hit.rank:2}  {routes:22}  {c.chunk.breadcrumb}  p{c.chunk.page}  {c.chunk.doc_source}"
-        )
+        where = f"{c.chunk.breadcrumb}  p{c.chunk.page}  {c.chunk.doc_source}"
+        typer.echo(f"{rank:3}  {c.score:7.4f}  fused {c.hit.rank:2}  {routes:22}  {where}")
 
 
 @app.command()
@@ -320,14 +320,13 @@ def models(as_json: JsonOption = False) -> None:
         emit({"models": rows})
         return
     for row in rows:
-        typer.echo(
-            f"{row['profile']:10} {row['role']:10} {row['model']:34} {'here' if row['here'] else 'not here'}  {row['how']}"
-        )
+        here = "here" if row["here"] else "not here"
+        typer.echo(f"{row['profile']:10} {row['role']:10} {row['model']:34} {here:8}  {row['how']}")
 
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Check this machine: Python, Java runtime, fonts, models, endpoints; for what is missing, the command that gets it."""
+    """Check this machine (Python, Java, fonts, models, endpoints) and name the command that gets what is missing."""
     from ragbuild.doctor import check
 
     checks = check()
@@ -363,8 +362,9 @@ def plan(
     from ragbuild.core.config import load_config
     from ragbuild.course.plan import ask_requirements, plan_rows, write_plan
 
+    types = [t.strip() for t in document_types.split(",")] if document_types else None
     given = {
-        "plan.domain": domain, "plan.document_types": [t.strip() for t in document_types.split(",")] if document_types else None,
+        "plan.domain": domain, "plan.document_types": types,
         "plan.knowledge_bases": knowledge_bases, "plan.eval_set": eval_set, "plan.image_queries": image_queries,
         "generate.generator": generator,
     }  # fmt: skip
@@ -378,9 +378,8 @@ def plan(
         emit({"requirements": resolved.plan, "steps": rows})
     else:
         for row in rows:
-            typer.echo(
-                f"{'on ' if row['on'] else 'off'}  {row['phase']:10}  {row['step']:44}  {row['notebook']:4}  {row['why']}"
-            )
+            on = "on" if row["on"] else "off"
+            typer.echo(f"{on:3}  {row['phase']:10}  {row['step']:26}  {row['notebook']:4}  {row['why']}")
     if interactive and not typer.confirm("Build with these modules?"):
         say("Nothing was written.")
         raise typer.Exit(0)

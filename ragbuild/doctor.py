@@ -43,7 +43,7 @@ def check() -> list[dict[str, Any]]:
     endpoints = Endpoints.from_env()
     rows.append(
         _row("chat endpoint", endpoints.llm_base_url is not None, endpoints.llm_base_url or "none",
-             "export RAGBUILD_LLM_BASE_URL=http://host/v1 and RAGBUILD_LLM_API_KEY (only for generate.generator=openai)", False)
+             "export RAGBUILD_LLM_BASE_URL=… and RAGBUILD_LLM_API_KEY=… (only for generate.generator=openai)", False)
     )  # fmt: skip
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     rows.append(_row("free disk", free > 2, f"{free:.0f} GB", "free at least 2 GB for runs and caches"))

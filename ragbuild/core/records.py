@@ -243,6 +243,11 @@ class Citation(Record):
     page: int
     quote: Text
 
+    @property
+    def place(self) -> str:
+        """Chapter and section as a person reads them, once where they are the same."""
+        return " > ".join(dict.fromkeys(part for part in (self.chapter, self.section) if part))
+
 
 class Answer(Record):
     """An answer with citations, or a reason why there is none. `trace` holds stage outputs and timings."""

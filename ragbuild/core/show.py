@@ -132,14 +132,18 @@ def answer_html(answer: Any) -> Any:
     from IPython.display import HTML
 
     body = escape(answer.text).replace("\n", "<br>")
-    items = "".join(
-        f"<li value='{c.number}'><b>{escape(c.title)}</b> · {escape(c.doc_version)} · {escape(c.chapter)}"
-        f"{' &gt; ' + escape(c.section) if c.section else ''} · page {c.page}<br>"
-        f"<span style='color:#555'>“{escape(clip(c.quote, 160))}”</span></li>"
-        for c in answer.citations
-    )
+    grouped: dict[tuple[int, int], list[Any]] = {}
+    for c in answer.citations:
+        grouped.setdefault((c.number, c.page), []).append(c)
+    items = ""
+    for (number, page), same in grouped.items():
+        head = escape(f"{same[0].doc_version} · {same[0].place} · page {page}")
+        quotes = escape(" … ".join(f"“{clip(c.quote, 160)}”" for c in same))
+        items += f"<li value='{number}'><b>{escape(same[0].title)}</b> · {head}"
+        items += f"<br><span style='color:#555'>{quotes}</span></li>"
     notes = "".join(f"<p style='color:#D55E00'>{escape(w)}</p>" for w in answer.warnings)
+    foot = f"<p style='color:#777'>status: {answer.status} · generator: {escape(answer.generator)}</p>"
     return HTML(
         f"<div style='border-left:4px solid {BLUE};padding:4px 12px'><p><b>{escape(answer.query)}</b></p><p>{body}</p>"
-        f"<ol>{items}</ol>{notes}<p style='color:#777'>status: {answer.status} · generator: {escape(answer.generator)}</p></div>"
+        f"<ol>{items}</ol>{notes}{foot}</div>"
     )

@@ -148,7 +148,8 @@ def open_step(name: str, run_dir: str = "", overrides: Mapping[str, Any] | None 
     missing = [r for r in spec.reads if not r.startswith("input:") and not (root / r).exists()]
     if missing:
         raise InputRefused(
-            f"{name} needs {', '.join(missing)} in {root}, which earlier notebooks write. Run them in order, or 'make build'."
+            f"{name} needs {', '.join(missing)} in {root}, which earlier notebooks write. Run them in order, or "
+            "'make build'."
         )
     return Step(spec, Workspace(root), config)
 

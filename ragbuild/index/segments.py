@@ -1,8 +1,8 @@
 """A segment: chunk records in Arrow columns, the children's tokens, and their vectors.
 
-Written once by streaming and never changed. Vectors and filter columns are memory-mapped. Records lie in small batches and
-are read when a hit needs them: mapped, the pages around every hit would stay resident, at 100,000 chunks more than the
-vectors. `Chunk` objects are made for hits only.
+Written once by streaming and never changed. Vectors and filter columns are memory-mapped. Records lie in small
+batches and are read when a hit needs them: mapped, the pages around every hit would stay resident, at 100,000 chunks
+more than the vectors. `Chunk` objects are made for hits only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,18 @@ _COLUMNS: dict[str, pa.DataType] = {
 }  # fmt: skip
 _CHILD_ONLY = {"uid": pa.int64(), "parent_row": pa.int32(), "tokens": _LIST}
 # Read for all rows when a version is opened: in a file of their own.
-_KEYS = ("chunk_id", "uid", "parent_row", "doc_source", "status", "product_model", "doc_version", "doc_type", "kb", "tag")
+_KEYS = (
+    "chunk_id",
+    "uid",
+    "parent_row",
+    "doc_source",
+    "status",
+    "product_model",
+    "doc_version",
+    "doc_type",
+    "kb",
+    "tag",
+)
 BATCH_ROWS = 32  # records in a batch: what is read from disk for one hit
 
 
@@ -148,7 +159,9 @@ class Rows:
         if names not in self._readers:
             with pa.OSFile(str(self._path)) as source:
                 schema = pa.ipc.open_file(source).schema
-            options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(n) for n in names], use_threads=False)
+            options = pa.ipc.IpcReadOptions(
+                included_fields=[schema.get_field_index(n) for n in names], use_threads=False
+            )
             self._readers[names] = pa.ipc.open_file(pa.OSFile(str(self._path)), options=options)
         return self._readers[names]
 

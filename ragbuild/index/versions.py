@@ -224,7 +224,9 @@ class IndexVersion:
     def lexical(self) -> LexicalIndex:
         lexical = self.manifest["lexical"]
         if lexical["engine"] == "rank_bm25":
-            tokens = [t for s in self._segments for b in s.children.batches(["tokens"]) for t in b["tokens"].to_pylist()]
+            tokens = [
+                t for s in self._segments for b in s.children.batches(["tokens"]) for t in b["tokens"].to_pylist()
+            ]
             return RankBM25Index(tokens, self.id_rank, lexical["k1"], lexical["b"])
         index = TantivyIndex(self.folder / "lexical", self._keys["uid"].to_numpy(), self.id_rank)
         index.average_length = self.manifest["n_tokens"] / max(1, len(self))

@@ -7,7 +7,7 @@ either changes nothing and is reported.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from ragbuild.core.records import Answer, Candidate, Chunk
 from ragbuild.core.store import Workspace
 from ragbuild.index.filters import Filter
 from ragbuild.index.versions import IndexVersion
+from ragbuild.models.assist import ask_rewriter, ask_router
 from ragbuild.models.embedders import Embedder, load_embedder
 from ragbuild.models.llm import ChatClient
 from ragbuild.models.rerankers import Reranker, load_reranker
 from ragbuild.offline.prompts import PromptTemplate
 from ragbuild.online.generate import ChatGenerator, Evidence, ExtractiveGenerator, Generator, abstention, weak
-from ragbuild.models.assist import ask_router, ask_rewriter
 from ragbuild.online.rerank import rerank, to_parents
 from ragbuild.online.retrieve import Retrieval, Retriever
 from ragbuild.online.rewrite import Rewriter, RewriteResult
@@ -52,7 +52,9 @@ class Pipeline:
         self.version, self.config = version, config
         encoded_with = version.manifest["embedder"]["name"]
         if embedder is not None and embedder.name != encoded_with:
-            raise UsageError(f"this index was encoded with '{encoded_with}' and can't be searched with '{embedder.name}'")
+            raise UsageError(
+                f"this index was encoded with '{encoded_with}' and can't be searched with '{embedder.name}'"
+            )
         self._embedder = embedder
 
     @classmethod
@@ -167,13 +169,16 @@ def trace(found: Found, pipeline: Pipeline) -> dict[str, Any]:
         "rewrite": {
             "query": rewritten.query,
             "sub_questions": list(rewritten.sub_questions),
-            "rewrites": [{"kind": r.kind, "before": r.before, "after": r.after, "reason": r.reason} for r in rewritten.rewrites],
+            "rewrites": [asdict(r) for r in rewritten.rewrites],
         },
         "route": {
             "filter": {k: list(v) for k, v in found.routing.where.conditions().items()},
-            "decisions": [{"layer": d.layer, "values": list(d.values), "reason": d.reason} for d in found.routing.decisions],
+            "decisions": [asdict(d) for d in found.routing.decisions],
         },
-        "retrieve": {"candidates": len(found.retrieval.candidates), "routes": {r: [len(x) for x in lists] for r, lists in found.retrieval.routes.items()}},
+        "retrieve": {
+            "candidates": len(found.retrieval.candidates),
+            "routes": {r: [len(x) for x in lists] for r, lists in found.retrieval.routes.items()},
+        },
         "rerank": [
             {
                 "chunk_id": c.hit.chunk_id, "score": round(c.score or 0.0, 6), "fused_rank": c.hit.rank,

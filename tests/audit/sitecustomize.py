@@ -1,4 +1,4 @@
-"""Loaded by every Python that the shared build starts: notes which files of the run a notebook opens (test_notebooks)."""
+"""Loaded by every Python that the shared build starts: notes which files of the run it opens."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The runner on tiny notebooks of its own: reuse, what a change reruns, failures and their exit codes, locks, latest."""
+"""The runner on tiny notebooks of its own: reuse, what a change reruns, failures and exit codes, locks, latest."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def statuses(result: runner.BuildResult) -> list[str]:
 
 
 def test_reuse_and_what_a_change_reruns(course) -> None:
-    go, folder, corpus, outputs = course
+    go, _, corpus, outputs = course
     first = go()
     assert statuses(first) == ["done"] * 3 and first.complete and first.is_latest
     assert (outputs / "latest").resolve() == first.run.resolve()
