@@ -156,7 +156,10 @@ class Extractor:
             restating = set()  # blocks that only describe the trouble: nearest to the question, and no answer to it
             for passage in passages(parent.content, parent.table_header):
                 text = parent.content[passage.start : passage.end]
-                if _SYMPTOM.match(text) and not _SYMPTOM.search(question):
+                told = _SYMPTOM.match(text) or (
+                    passage.kind == "code" and passage.block - 1 in restating
+                )  # with its log
+                if told and not _SYMPTOM.search(question):
                     restating.add(passage.block)
                 if passage.block in restating:
                     continue
