@@ -108,11 +108,11 @@ def build(
     from ragbuild.core.config import load_config, parse_assignments
     from ragbuild.course.report import write_report
     from ragbuild.course.runner import build as run_build
-    from ragbuild.course.runner import summary
+    from ragbuild.course.runner import relative_to_repository, summary
 
     overrides = parse_assignments(param or [])
     if corpus is not None:
-        overrides["corpus.dir"] = str(corpus.expanduser().resolve())
+        overrides["corpus.dir"] = relative_to_repository(corpus)
     resolved = load_config(profile, config, overrides)
     with _Progress() as progress:
         result = run_build(

@@ -201,7 +201,12 @@ def hash_path(path: str | Path) -> str:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     digest = hashlib.sha256()
     for file in walk(path):
-        digest.update(file.relative_to(path).as_posix().encode() + b"\0" + hash_path(file).encode() + b"\n")
+        try:
+            content = hash_path(file)
+        except PermissionError:  # the step that reads it says so, and goes on with the others
+            content = "unreadable"
+        name = file.relative_to(path).as_posix().encode("utf-8", "surrogateescape")
+        digest.update(name + b"\0" + content.encode() + b"\n")
     return digest.hexdigest()
 
 

@@ -147,6 +147,13 @@ def fingerprint(path: Path) -> str:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
+def relative_to_repository(path: Path) -> str:
+    """The folder as the configuration holds it: relative when inside the checkout, so that it is the same however named."""
+    absolute = path.expanduser().resolve()
+    inside = absolute.is_relative_to(repository().resolve())
+    return absolute.relative_to(repository().resolve()).as_posix() if inside else str(absolute)
+
+
 def run_name(config: Config) -> str:
     """The name of a corpus's runs, without their number: ``sample-offline``."""
     corpus = input_paths(config)["corpus"]

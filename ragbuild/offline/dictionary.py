@@ -24,7 +24,9 @@ from ragbuild.offline.candidates import HanWords, statistical_candidates
 from ragbuild.offline.colloquial import Attachment, DocumentWords, attach
 from ragbuild.offline.entities import Definition, Plain, find_definitions, find_entities, plain
 from ragbuild.offline.review import QueryRow, ReviewRow, read_query_log, read_review, write_review
-from ragbuild.offline.terms import Conflict, Pool, Term, apply_review, count_forms, infer_tags, limit, resolve, same_key
+from ragbuild.offline.terms import (
+    Conflict, Pool, Term, apply_review, count_forms, infer_tags, keep, keep_forms, limit, owners, resolve, same_key,
+)  # fmt: skip
 
 __all__ = [
     "Conflict", "DictionaryResult", "QueryRow", "ReviewRow", "build_dictionary", "load_dictionary", "read_query_log",
@@ -66,9 +68,7 @@ def build_dictionary(
     plains = [plain(text) for text in texts]
     words = HanWords(jieba_tokenizer())
     pool, conflicts, report = Pool(), [], {}
-    pool.add_all(
-        "previous", [Term(**{**e.model_dump(), "colloquial": list(e.colloquial)}, held=True) for e in previous]
-    )
+    pool.grown("previous", previous)
     definitions = find_definitions(plains, words.cut)
     pool.add_all("abbreviations", _defined(definitions, plains, config, conflicts))
     entities = find_entities(plains)
@@ -83,24 +83,27 @@ def build_dictionary(
         pool.add_all("language model", proposed)
     report["candidates"] = dict(sorted(Counter(s for t in pool.terms for s in t.found_by).items()))
 
-    count_forms(pool.terms, plains)
-    report["review"] = apply_review(pool, review)
+    report["review"] = apply_review(pool, review, previous)
+    keep(pool, previous, review)
     count_forms(pool.terms, plains)
     report["dropped"] = limit(pool, config)
-    pool.grown("expert review")
+    pool.grown("expert review", pool.terms)
     conflicts += resolve(pool)
 
     forms = [(form, i) for i, term in enumerate(pool.terms) for form in term.forms]
     attached = attach([(r.query, r.count) for r in query_log], forms, DocumentWords(texts), words, config, embed)
     rejected = {same_key(r.standard_term) for r in review if r.decision == "reject"}
     attached = [a for a in attached if same_key(a.form) not in rejected]
+    before = owners(pool.terms)
     for a in attached:
-        pool.terms[a.term].colloquial.append(a.form)
+        term = pool.terms[a.term]
+        before.get(form_key(a.form), term).colloquial.append(a.form)
         if a.rivals:
-            names = (pool.terms[i].standard_term for i in (a.term, *a.rivals))
-            conflicts.append(Conflict(a.form, tuple(names)))
-    pool.grown("query log")
+            conflicts.append(Conflict(a.form, tuple(pool.terms[i].standard_term for i in (a.term, *a.rivals))))
+    tagged = {t.standard_term for t in pool.terms if t.tag}
     report["tags_inferred"] = infer_tags(pool.terms, plains)
+    keep_forms(pool, tagged)
+    pool.grown("query log", pool.terms)
     report.update(_figures(pool, attached, query_log, report.pop("review")))
     ordered = sorted(pool.terms, key=lambda t: t.order)
     conflicts = sorted(set(conflicts), key=lambda c: (c.form, c.terms))

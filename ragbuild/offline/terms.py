@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -13,7 +13,7 @@ from ragbuild.core.config import DictionaryConfig
 from ragbuild.core.forms import FormMatcher, form_key, singular
 from ragbuild.core.records import TermEntry
 from ragbuild.offline.entities import Plain
-from ragbuild.offline.review import ReviewRow
+from ragbuild.offline.review import DECISIONS, ReviewRow
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Conflict:
 
 @dataclass(eq=False)
 class Term:
-    """An entry in the making. `held`: it comes from an earlier run and stays."""
+    """An entry in the making. `former`: the entries of an earlier run that live on in it; such a term stays."""
 
     standard_term: str
     abbreviation: str = ""
@@ -38,7 +38,7 @@ class Term:
     count: int = 0
     score: float = 0.0
     found_by: set[str] = field(default_factory=set)
-    held: bool = False
+    former: list[TermEntry] = field(default_factory=list)
 
     @property
     def formal(self) -> list[str]:
@@ -52,12 +52,21 @@ class Term:
     def order(self) -> tuple[bool, int, str]:
         return self.source != "expert", -self.count, self.standard_term
 
+    @property
+    def decided(self) -> bool:
+        """Does a row of the review that is at hand say so?"""
+        return "expert" in self.found_by
+
+    def fill(self, abbreviation: str, full_form: str) -> None:
+        """Take a formal form for each that is still missing, unless it is here already in another spelling."""
+        for name, form in (("abbreviation", abbreviation), ("full_form", full_form)):
+            if form and not getattr(self, name) and same_key(form) not in map(same_key, self.formal):
+                setattr(self, name, form)
+
     def entry(self) -> TermEntry:
+        names = ("standard_term", "abbreviation", "full_form", "tag", "kind", "source", "count")
         colloquial = tuple(f for f in dict.fromkeys(self.colloquial) if f not in self.formal)
-        return TermEntry(
-            standard_term=self.standard_term, abbreviation=self.abbreviation, full_form=self.full_form,
-            colloquial=colloquial, tag=self.tag, kind=self.kind, source=self.source, count=self.count,
-        )  # fmt: skip
+        return TermEntry(colloquial=colloquial, **{name: getattr(self, name) for name in names})
 
 
 @lru_cache(maxsize=100_000)
@@ -73,32 +82,77 @@ class Pool:
         self.terms: list[Term] = []
         self.growth: list[dict[str, Any]] = []
 
-    def find(self, forms: Iterable[str]) -> list[Term]:
-        keys = set(map(same_key, forms))
-        return [t for t in self.terms if not keys.isdisjoint(map(same_key, t.formal))]
-
     def add_all(self, stage: str, terms: Iterable[Term]) -> None:
         """Append each, or fill the gaps of the term that has one of its forms already."""
         index = {same_key(form): term for term in reversed(self.terms) for form in term.formal}
         for new in terms:
             known = next((index[k] for k in map(same_key, new.formal) if k in index), None)
             if known is None:
-                self.terms.append(new)
-                known = new
+                self.terms.append(known := new)
             elif known is not new:
                 known.found_by |= new.found_by
                 known.score = max(known.score, new.score)
                 known.kind = new.kind if known.kind == "term" else known.kind
-                if known.source != "expert":
-                    for name in ("abbreviation", "full_form", "tag"):
-                        value = getattr(known, name) or getattr(new, name)
-                        setattr(known, name, "" if name == "full_form" and value == known.standard_term else value)
+                known.tag = known.tag or new.tag
+                known.fill(new.abbreviation, new.full_form)
             for form in known.formal:
                 index.setdefault(same_key(form), known)
-        self.grown(stage)
+        self.grown(stage, self.terms)
 
-    def grown(self, stage: str) -> None:
-        self.growth.append({"stage": stage, "terms": len(self.terms), "forms": sum(len(t.forms) for t in self.terms)})
+    def grown(self, stage: str, terms: Sequence[Term | TermEntry]) -> None:
+        self.growth.append({"stage": stage, "terms": len(terms), "forms": sum(len(t.forms) for t in terms)})
+
+
+def keep(pool: Pool, previous: Sequence[TermEntry], review: Sequence[ReviewRow]) -> None:
+    """Let every entry of an earlier run live on: in the term found again for it, else as a term of its own.
+
+    A term found again keeps its former names and gains what is new. A term that the expert has decided is called as
+    the expert says, and takes in every former entry with one of its forms. Former colloquial forms and tags come back
+    last (`keep_forms`): nothing is concluded from what an earlier run concluded, so that a rerun changes nothing.
+    """
+    formal = {same_key(f): t for t in reversed(pool.terms) for f in t.formal}
+    named = {same_key(t.standard_term): t for t in reversed(pool.terms)}
+    owned = {same_key(f): t for t in reversed(pool.terms) if t.decided for f in t.colloquial}
+    accepted = {same_key(r.standard_term) for r in review if r.decision == "accept"}
+    lost = []
+    for entry in sorted(previous, key=lambda e: (same_key(e.standard_term) not in named, e.standard_term)):
+        keys = [same_key(f) for f in entry.formal]
+        found = (named.get(keys[0]), formal.get(keys[0]), owned.get(keys[0]), *map(formal.get, keys[1:]))
+        term = next((t for t in found if t), None)
+        if term and term.decided:
+            if same_key(term.standard_term) in accepted:
+                term.fill(entry.abbreviation, entry.full_form)
+        elif term and not term.former:
+            forms = (term.abbreviation, term.full_form), ("", term.standard_term)
+            term.standard_term, term.abbreviation, term.full_form = (
+                entry.standard_term, entry.abbreviation, entry.full_form,
+            )  # fmt: skip
+            for more in forms:
+                term.fill(*more)
+            term.source = entry.source
+        else:
+            term = Term(entry.standard_term, entry.abbreviation, entry.full_form, source=entry.source)
+            lost.append(term)
+        term.kind = term.kind if entry.kind == "term" else entry.kind
+        term.former.append(entry)
+    before = owners(pool.terms)
+    pool.terms = lost + [t for t in pool.terms if t.former or t.decided or form_key(t.standard_term) not in before]
+
+
+def keep_forms(pool: Pool, tagged: Container[str]) -> None:
+    """Former forms that no term has any more come back as colloquial ones; former tags stay, except in `tagged`."""
+    held = {form_key(f) for t in pool.terms for f in t.forms}
+    for term in pool.terms:
+        for entry in term.former:
+            term.colloquial += [f for f in entry.forms if form_key(f) not in held]
+            held.update(map(form_key, entry.forms))
+        if term.standard_term not in tagged:
+            term.tag = next((e.tag for e in term.former if e.tag), term.tag)
+
+
+def owners(terms: Iterable[Term]) -> dict[str, Term]:
+    """Which term had a form (by its `form_key`) in the run before."""
+    return {form_key(f): t for t in terms for entry in t.former for f in entry.forms}
 
 
 def count_forms(terms: Sequence[Term], plains: Sequence[Plain]) -> None:
@@ -109,42 +163,41 @@ def count_forms(terms: Sequence[Term], plains: Sequence[Plain]) -> None:
         term.count = counts[i]
 
 
-def apply_review(pool: Pool, review: Sequence[ReviewRow]) -> dict[str, Any]:
+def apply_review(pool: Pool, review: Sequence[ReviewRow], previous: Sequence[TermEntry]) -> dict[str, Any]:
     """Let the expert's rows win, in their order; returns how many there were of each kind and what they did.
 
     A rejected term of an earlier run stays (the dictionary only grows) and is listed as `rejected_but_kept`.
     """
-    done: dict[str, Any] = {d: 0 for d in ("accept", "edit", "add", "reject")}
-    done |= {"undecided": 0, "rejected": [], "rejected_but_kept": [], "without_effect": [], "absorbed": []}
-    owned = {same_key(f): r.standard_term for r in review if r.decision not in ("", "reject") for f in r.colloquial}
+    done: dict[str, Any] = {d or "undecided": sum(r.decision == d for r in review) for d in (*DECISIONS, "")}
+    done |= {"rejected": [], "rejected_but_kept": [], "without_effect": [], "absorbed": []}
+    owned = {same_key(f) for r in review if r.decision not in ("", "reject") for f in r.colloquial}
+    held = {same_key(e.standard_term) for e in previous}
     for row in review:
-        done[row.decision or "undecided"] += 1
         if row.decision == "reject":
-            hits = [t for t in pool.terms if same_key(t.standard_term) == same_key(row.standard_term)]
-            kept = [t for t in hits if t.held or t.source == "expert"]
-            pool.terms = [t for t in pool.terms if t not in hits or t in kept]
-            name = "rejected_but_kept" if kept else "rejected" if hits else "without_effect"
+            key = same_key(row.standard_term)
+            hits = [t for t in pool.terms if t.source != "expert" and same_key(t.standard_term) == key]
+            pool.terms = [t for t in pool.terms if t not in hits]
+            name = "rejected_but_kept" if key in held else "rejected" if hits else "without_effect"
             done[name].append(row.standard_term)
         elif row.decision:
             _decide(pool, row)
     # What the expert calls a colloquial form is no term of its own.
-    for term in [t for t in pool.terms if t.source != "expert" and not t.held and same_key(t.standard_term) in owned]:
-        pool.terms.remove(term)
-        done["absorbed"].append(term.standard_term)
+    absorbed = [t for t in pool.terms if t.source != "expert" and same_key(t.standard_term) in owned]
+    pool.terms = [t for t in pool.terms if t not in absorbed]
+    done["absorbed"] = [t.standard_term for t in absorbed]
     return done
 
 
 def _decide(pool: Pool, row: ReviewRow) -> None:
     """Accept confirms and completes; edit and add set the fields. Several machine terms for one concept become one."""
-    hits = pool.find(row.formal)
-    first = next((t for t in hits if t.held), hits[0] if hits else None)
-    term = first or Term(row.standard_term)
-    if first is None:
+    keys = set(map(same_key, row.formal))
+    hits = [t for t in pool.terms if not keys.isdisjoint(map(same_key, t.formal))] or [Term(row.standard_term)]
+    term = hits[0]
+    if term not in pool.terms:
         pool.terms.append(term)
-    others = [t for t in hits if t is not term and not (t.held and term.held)]
-    pool.terms = [t for t in pool.terms if t not in others]
-    term.found_by |= {"expert"}.union(*(t.found_by for t in others))
-    term.kind = next((t.kind for t in (term, *others) if t.kind != "term"), "term")
+    pool.terms = [t for t in pool.terms if t not in hits[1:]]
+    term.found_by = {"expert"}.union(*(t.found_by for t in hits))
+    term.kind = next((t.kind for t in hits if t.kind != "term"), "term")
     machine = (term.abbreviation, term.full_form, term.colloquial, term.tag)
     term.standard_term, term.source = row.standard_term, "expert"
     term.abbreviation, term.full_form, term.tag = row.abbreviation, row.full_form, row.tag
@@ -158,20 +211,19 @@ def _decide(pool: Pool, row: ReviewRow) -> None:
 
 def limit(pool: Pool, config: DictionaryConfig) -> dict[str, int]:
     """Keep the machine's best `max_candidates` terms that documents hold `min_count` times; returns what went."""
-    machine = [t for t in pool.terms if t.source != "expert" and not t.held]
+    machine = [t for t in pool.terms if t.source != "expert" and t.found_by]
     rare = [t for t in machine if t.count < config.min_count]
-    ranked = sorted(
-        (t for t in machine if t.count >= config.min_count), key=lambda t: (-t.score, -t.count, t.standard_term)
-    )
-    gone = {id(t) for t in (*rare, *ranked[config.max_candidates :])}
+    ranked = sorted((t for t in machine if t not in rare), key=lambda t: (-t.score, -t.count, t.standard_term))
+    gone = {id(t) for t in (*rare, *ranked[config.max_candidates :]) if not t.former}
     pool.terms = [t for t in pool.terms if id(t) not in gone]
     return {"under_min_count": len(rare), "over_max_candidates": max(0, len(ranked) - config.max_candidates)}
 
 
 def resolve(pool: Pool) -> list[Conflict]:
-    """A form that several terms claim stays with the first by (expert, count, name); the others lose it."""
+    """A form that several terms claim stays with the first by (expert, had it before, count, name)."""
     claims: dict[str, list[Term]] = defaultdict(list)
     shown: dict[str, str] = {}
+    before = owners(pool.terms)
     for term in sorted(pool.terms, key=lambda t: t.order):
         for form in term.forms:
             key = form_key(form)
@@ -183,7 +235,7 @@ def resolve(pool: Pool) -> list[Conflict]:
         if len(terms) < 2:
             continue
         # A standard term keeps its own name against another's colloquial form, except against the expert's word.
-        terms.sort(key=lambda t: (t.order[0], form_key(t.standard_term) != key, t.order))
+        terms.sort(key=lambda t: (not t.decided, before.get(key, t) is not t, form_key(t.standard_term) != key, t.order))
         conflicts.append(Conflict(shown[key], tuple(t.standard_term for t in terms)))
         for loser in terms[1:]:
             loser.colloquial = [f for f in loser.colloquial if form_key(f) != key]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ragbuild.core.guard import injections
 from ragbuild.core.records import Candidate, Chunk
 from ragbuild.core.text import language_of
 from ragbuild.index.lexical import lucene_idf
@@ -29,7 +30,7 @@ STEPS, ALL, OTHER_LANGUAGE, OLDER = 1.4, 1.1, 0.8, 1.1  # OLDER: an older versio
 GOOD, SAME_PARENT, OTHER_PARENT, GAIN, NEW = 0.72, 0.8, 0.9, 0.1, 0.5
 # A section answers as a whole when its heading holds this share of the question; among the first parents, to a length.
 TITLED, SECTIONS, LENGTH = 0.7, 2, 900
-_ENCODED = 32  # passages whose cosine is computed, the best without it
+_ENCODED = 8  # passages whose cosine is computed, the best without it: encoding is what an answer's time goes into
 
 _STEPS = re.compile(r"\bhow (?:do|to|can|should)\b|\bsteps?\b|\bprocedure\b|怎么|怎样|如何|步骤|流程|咋", re.I)
 _ALL = re.compile(r"\blist\b|\bwhich\b|\bwhat (?:are|is new|to)\b|\ball\b|哪些|清单|列表|分别|各是|各多少|一览", re.I)
@@ -52,6 +53,7 @@ _REMEDY = re.compile(
     r"\W{0,4}(?:remedy|resolution|solution|fix|what to do|workaround|处理|处置|解决|解决办法|对策|措施)\b[\s.:：*]",
     re.I,
 )
+_STEP = re.compile(r"^\s*[（(]?\d{1,3}[.)、）]", re.M)
 _DIGIT = re.compile(r"\d|[一二三四五六七八九十两][个次天年月周台份条位]")
 _KIND = {
     "list": 0.85,
@@ -153,6 +155,7 @@ class Extractor:
             prior = PARENT * (best.get(parent.chunk_id, low) - low) / span
             heading = self._held(parent.breadcrumb, weights)
             body = self._held(parent.content, weights)
+            orders = bool(injections(parent.content))
             restating = set()  # blocks that only describe the trouble: nearest to the question, and no answer to it
             for passage in passages(parent.content, parent.table_header):
                 text = parent.content[passage.start : passage.end]
@@ -165,6 +168,8 @@ class Extractor:
                     continue
                 if passage.kind in ("sentence", "item", "paragraph") and text[-1:] in ":：?？":
                     continue  # leads into something, or asks: no answer by itself
+                if orders and injections(text):
+                    continue  # an order to a reader who obeys is no answer to anybody
                 words = frozenset(self.version.tokenizer(text))
                 held = words & frozenset(weights)
                 near = (heading | self._held(passage.header, weights)) - held
@@ -183,7 +188,7 @@ class Extractor:
     def _with_cosine(self, question: str, parents: Sequence[Chunk], quotes: list[Quote]) -> list[Quote]:
         if not quotes:
             return []
-        texts = [parents[q.parent].content[q.passage.start : q.passage.end][:400] for q in quotes]
+        texts = [parents[q.parent].content[q.passage.start : q.passage.end][:300] for q in quotes]
         cosines = self.embedder.encode_documents(texts) @ self.embedder.encode_queries([question])[0]
         return [
             replace(q, score=q.score + COSINE * max(0.0, c), cosine=c)
@@ -223,14 +228,15 @@ def _whole(chosen: Sequence[Quote], scored: Sequence[Quote]) -> list[Quote]:
 
 def _fit(question: str, text: str) -> float:
     """What the passage offers of the kind that the question asks for."""
-    fit = NUMBER if _NUMBER.search(question) and _DIGIT.search(text) else 0.0
+    fit = NUMBER if _NUMBER.search(question) and _DIGIT.search(_STEP.sub("", text)) else 0.0
     return fit + (REMEDY if _TROUBLE.search(question) and _REMEDY.match(text) else 0.0)
 
 
 def _factor(question: str, passage: Passage, rank: int) -> float:
     """By kind of passage; steps count most when they are asked for and stand in one of the best parents."""
     if passage.kind == "list" and passage.steps > 1:
-        return STEPS if _STEPS.search(question) and rank < 3 else 1.0
+        asked = _STEPS.search(question) and not _NUMBER.search(question)
+        return STEPS if asked and rank < 3 else _KIND["list"] if _NUMBER.search(question) else 1.0
     if passage.kind in ("list", "table") and _ALL.search(question):
         return ALL
     return 1.1 if passage.kind == "paragraph" and passage.header else _KIND[passage.kind]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import bisect
 import codecs
 import contextlib
@@ -132,7 +134,7 @@ def detect(head: bytes, path: Path) -> str:
 
     The name decides only between Markdown and plain text, where the content leaves it open. Raises DocumentRefused.
     """
-    if b"%PDF-" in head[:1024]:
+    if head.startswith(b"%PDF-") or (b"%PDF-" in head[:1024] and b"%%EOF" in _tail(path)):  # or a text about PDF
         return "pdf"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         try:
@@ -163,6 +165,20 @@ def mislabelled(path: Path, kind: str) -> str:
     if named == kind or {named, kind} == {"markdown", "text"}:
         return ""
     return f"mislabelled: named {path.suffix} but its content is {kind}; read as {kind}"
+
+
+def from_base64(text: str) -> bytes | None:
+    """The bytes of an embedded picture, None when they are damaged: a document is worth more than its picture."""
+    try:
+        return base64.b64decode(text) or None
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as handle:
+        handle.seek(max(0, path.stat().st_size - 4096))
+        return handle.read()
 
 
 def read_head(path: Path) -> bytes:

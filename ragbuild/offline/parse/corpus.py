@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,10 @@ def parse_file(path: str | Path, parse: ParseConfig, corpus: CorpusConfig) -> Pa
 
 def _parser_for(path: Path, candidates: list[DocumentParser], corpus: CorpusConfig) -> DocumentParser:
     """The first parser that accepts the file. Raises DocumentRefused for what no parser may or can read."""
+    if any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in path.name):
+        raise DocumentRefused("its name holds a line break, a control character or broken UTF-8; rename the file")
+    if not path.is_file():
+        raise DocumentRefused("no regular file but a pipe, socket or device; remove it")
     size, head = path.stat().st_size / MB, read_head(path)
     if not head.strip(b" \t\r\n\f\v\0\xef\xbb\xbf\xff\xfe"):
         raise DocumentRefused("the file is empty")
@@ -101,8 +106,10 @@ def _parse(job: _Job) -> ParsedDocument:
             parsed = job.parser.parse(job.path, job.options)
         except Exception as error:
             raise DocumentRefused(_reason(error, f" as {job.parser.name}")) from error
-        if not re.search(r"\w", parsed.markdown):
-            raise DocumentRefused(f"holds no text (read as {job.parser.name})")
+        lines = [line for line in parsed.markdown.split("\n") if re.search(r"\w", line)]
+        if all(re.match(" {0,3}#{1,6} ", line) for line in lines):
+            what = "headings only, nothing below them" if lines else "no text"
+            raise DocumentRefused(f"holds {what} (read as {job.parser.name})")
         hashes = [sha256(image.data) for image in parsed.images]
         with contextlib.suppress(OSError):  # the cache only saves time: a full disk must not cost a document
             for image in parsed.images:
@@ -160,10 +167,13 @@ def parse_corpus(
     result, every = CorpusResult(warnings=warnings), parsers()
 
     def refuse(source: str, reason: str) -> None:
-        result.refused.append({"doc_source": source, "reason": reason})
+        result.refused.append({"doc_source": _printable(source), "reason": _printable(reason)})
 
-    for source in _links(folder):
+    links, closed = _left_out(folder)
+    for source in links:
         refuse(source, "a link is not followed; copy the file into the folder")
+    for source, reason in closed.items():
+        refuse(source, f"the folder cannot be read ({reason}); change its permissions")
     skipped = {(folder / name).resolve() for name in (*NOT_DOCUMENTS, corpus.sidecar)}
     skipped |= {Path(name).resolve() for name in (corpus.query_log, corpus.term_review)}
     files = {path.relative_to(folder).as_posix(): path for path in walk(folder) if path.resolve() not in skipped}
@@ -203,10 +213,22 @@ def parse_corpus(
     return result
 
 
-def _links(folder: Path) -> list[str]:
-    """Relative paths of the links below a folder, hidden ones left out."""
-    found = (Path(root, name) for root, dirs, files in os.walk(folder) for name in (*dirs, *files))
-    return sorted(p.relative_to(folder).as_posix() for p in found if p.is_symlink() and not p.name.startswith("."))
+def _left_out(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Links below a folder, hidden ones left out, and folders that can't be read with the reason; relative paths."""
+    closed: dict[str, str] = {}
+
+    def note(error: OSError) -> None:
+        closed[Path(error.filename).relative_to(folder).as_posix()] = str(error.strerror)
+
+    found = [Path(root, n) for root, dirs, files in os.walk(folder, onerror=note) for n in (*dirs, *files)]
+    links = (p.relative_to(folder).as_posix() for p in found if p.is_symlink() and not p.name.startswith("."))
+    return sorted(links), closed
+
+
+def _printable(text: str) -> str:
+    """Line breaks, control characters and broken UTF-8 as escapes: a name must not break a report or a terminal."""
+    bad = ("Cc", "Cs", "Zl", "Zp")
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in bad else c for c in text)
 
 
 def write_parsed(entries: Iterable[ParsedEntry], workspace: Workspace) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ragbuild.core.errors import DocumentRefused
+from ragbuild.core.errors import DocumentRefused, UsageError
 from ragbuild.core.records import Document
-from ragbuild.core.store import read_csv
+from ragbuild.core.store import inside, read_csv
 from ragbuild.core.text import language_of
 from ragbuild.offline.parse.base import ParsedDocument
 
@@ -44,11 +44,18 @@ def read_sidecar(folder: Path, name: str) -> tuple[dict[str, Row], list[str]]:
             warnings.append(f"{name}: unknown column(s) {', '.join(unknown)} ignored; it takes {', '.join(FIELDS)}")
         if source in rows:
             warnings.append(f"{where}: a second row for '{source}' was ignored; the first is line {rows[source][0]}")
-        elif not source or not (folder / source).is_file():
-            warnings.append(f"{where}: there is no file '{source}' in {folder}; the row was ignored")
+        elif not source or not _is_file(folder, source):
+            warnings.append(f"{where}: there is no file {source[:100]!r} in {folder}; the row was ignored")
         else:
             rows[source] = (line, {key: value for key, value in row.items() if key in FIELDS and value})
     return rows, warnings
+
+
+def _is_file(folder: Path, source: str) -> bool:
+    try:
+        return inside(folder, source).is_file()
+    except (OSError, ValueError, UsageError):  # a name too long, a NUL byte, a path that leads outside
+        return False
 
 
 def resolve(
@@ -93,7 +100,7 @@ def _rules(source: str, parsed: ParsedDocument, twin: bool) -> dict[str, tuple[s
     start = re.sub(r"^```.*?^```", "", parsed.markdown[:5000], flags=re.S | re.M)
     heading = re.search(r"^# +(.+)$", start, re.M)
     title = heading.group(1).strip(" *") if heading else parsed.metadata.get("title", "")
-    words = re.sub(r"\]\([^)\n]*\)|https?://\S+", "", parsed.markdown)  # an address says nothing about the language
+    words = re.sub(r"\]\([^()\n]*\)|https?://\S+", "", parsed.markdown)  # an address says nothing about the language
     return {
         "doc_id": (doc_id, f"relative path{' without the version' * bool(version)}{' with the extension' * twin}"),
         "doc_version": (

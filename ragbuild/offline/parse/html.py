@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import re
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from ragbuild.offline.parse.base import (
     ParsedImage,
     ParseOptions,
     decode,
+    from_base64,
     pipe_table,
     tidy,
 )
@@ -105,14 +105,15 @@ def html_to_markdown(root: Tag, options: ParseOptions) -> tuple[str, tuple[Parse
 
     def image(tag: Tag) -> str:
         alt, source = " ".join(str(tag.get("alt") or "").split()), str(tag.get("src") or "")
-        embedded = re.match(r"data:image/(\w+)[^,]*;base64,", source)
+        embedded = re.match(r"data:image/(\w{1,10})[^,]*;base64,", source)
         if not embedded:  # not fetched: a page's pictures lie elsewhere
             return f"({alt})" if len(alt) > 3 and not re.search(r"\.\w{3,4}$", alt) else ""
-        if not options.parse.images:
+        data = from_base64(source[embedded.end() :]) if options.parse.images else None
+        if data is None:
             return alt
         kind = embedded.group(1).lower().replace("jpeg", "jpg")
         name = f"{options.name}_1_{len(images) + 1}.{kind}"
-        images.append(ParsedImage(name, base64.b64decode(source[embedded.end() :]), 1, alt))
+        images.append(ParsedImage(name, data, 1, alt))
         return f"![{alt}](images/{name})"
 
     def language(tag: Tag) -> str:
@@ -155,7 +156,9 @@ def _replace_table(table: Tag, converter: MarkdownConverter) -> None:
             wide, high = (
                 min(int(n), 200) if (n := str(cell.get(k) or 1)).isdigit() else 1 for k in ("colspan", "rowspan")
             )
-            for dr in range(max(high, 1)):
+            if len(grid) > 100_000:  # a table that spans itself out of memory
+                wide = high = 1
+            for dr in range(max(min(high, len(rows) - r), 1)):
                 for dc in range(max(wide, 1)):
                     grid[r + dr, column + dc] = cell
             column += max(wide, 1)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from pathlib import Path
 
 import yaml
 from bs4 import BeautifulSoup
 
-from ragbuild.offline.parse.base import DocumentParser, ParsedDocument, ParsedImage, ParseOptions, decode, tidy
+from ragbuild.offline.parse.base import (
+    DocumentParser,
+    ParsedDocument,
+    ParsedImage,
+    ParseOptions,
+    decode,
+    from_base64,
+    tidy,
+)
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
-_EMBEDDED = re.compile(r"!\[([^\]\n]*)\]\(data:image/(\w+);base64,([A-Za-z0-9+/=\s]+)\)")
+_EMBEDDED = re.compile(r"!\[([^\[\]\n]*)\]\(data:image/(\w{1,10})(?:\+\w+)?;base64,([A-Za-z0-9+/=\s]+)\)")
 _LAYOUT = re.compile(r"</?(?:div|p|a|img|span|center|picture|source|figure|font)\b(?:\s[^<>]*)?/?>", re.I)
 
 
@@ -26,13 +33,24 @@ class MarkdownParser(DocumentParser):
         images: list[ParsedImage] = []
 
         def embedded(match: re.Match[str]) -> str:
+            data = from_base64(match.group(3)) if options.parse.images else None
+            if data is None:
+                return match.group(1)
             name = f"{options.name}_1_{len(images) + 1}.{match.group(2).replace('jpeg', 'jpg')}"
-            images.append(ParsedImage(name, base64.b64decode(match.group(3)), 1, match.group(1)))
-            return f"![{match.group(1)}](images/{name})" if options.parse.images else match.group(1)
+            images.append(ParsedImage(name, data, 1, match.group(1)))
+            return f"![{match.group(1)}](images/{name})"
 
         parts = [part if code else _EMBEDDED.sub(embedded, _atx(part)) for code, part in by_fence(text)]
-        kept = tuple(images) if options.parse.images else ()
-        return ParsedDocument(tidy("\n".join(parts)), (0,), kept, metadata, self.name, warnings)
+        return ParsedDocument(tidy("\n".join(parts)), (0,), tuple(images), metadata, self.name, warnings)
+
+
+class _PlainLoader(yaml.BaseLoader):
+    """Strings, lists and mappings only; no aliases, with which a few lines expand to gigabytes."""
+
+    def compose_node(self, parent: object, index: object) -> object:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it holds a YAML alias (*name), which is not read")
+        return super().compose_node(parent, index)
 
 
 def front_matter(text: str) -> tuple[dict[str, str], str, tuple[str, ...]]:
@@ -45,10 +63,10 @@ def front_matter(text: str) -> tuple[dict[str, str], str, tuple[str, ...]]:
     if not match:
         return {}, text, ()
     try:
-        data = yaml.load(match.group(1), Loader=yaml.BaseLoader)
+        data = yaml.load(match.group(1), Loader=_PlainLoader)
         if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
             raise ValueError("it is no mapping of keys to values")
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())[:160]
         return {}, text, (f"front matter is broken and was read as text: {problem}",)
     fields = {}
@@ -78,7 +96,7 @@ def by_fence(text: str) -> list[tuple[bool, str]]:
 
 
 def _atx(text: str) -> str:
-    text = re.sub(r"<!--.{0,20000}?-->", "", text, flags=re.S)
+    text = re.sub(r"<!--(?:(?!<!--|-->).)*+-->", "", text, flags=re.S)  # possessive: time is linear in the text
     for mark, level in (("=", "#"), ("-", "##")):
         text = re.sub(
             rf"(?:^|(?<=\n\n))(?![#>|\-*+\s]|\d+\.)([^\n|]+)\n{mark}{{2,}}[ \t]*(?=\n|$)", rf"{level} \1", text
@@ -88,5 +106,6 @@ def _atx(text: str) -> str:
         title = " ".join(BeautifulSoup(f"<p>{match.group(2)}</p>", "lxml").get_text(" ").split())
         return f"\n\n{'#' * int(match.group(1))} {title}\n\n" if title else ""
 
-    text = re.sub(r"[ \t]*<h([1-6])\b[^>]*>(.{0,2000}?)</h\1\s*>", heading, text, flags=re.S | re.I)
-    return re.sub(r"^[ \t]+$", "", _LAYOUT.sub("", text), flags=re.M)
+    html_heading = r"(?<![ \t])[ \t]*+<h([1-6])\b[^<>]*>((?:(?!</?h[1-6]\b).){0,2000}+)</h\1\s*>"
+    text = re.sub(html_heading, heading, text, flags=re.S | re.I)
+    return re.sub(r"^[ \t]++$", "", _LAYOUT.sub("", text), flags=re.M)
