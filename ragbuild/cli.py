@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,19 +65,13 @@ def _workspace(path: Path | None) -> Path:
         raise InputRefused(
             f"no workspace at {root}; run 'make build' (or ragbuild build) first, or name one with --workspace"
         )
-    return root
+    return root.resolve()  # a build may move outputs/latest while this command reads
 
 
 def _config(workspace: Path, params: list[str] | None) -> Any:
-    import yaml
+    from ragbuild.core.config import parse_assignments, stored_config
 
-    from ragbuild.core.config import Config, load_config, parse_assignments
-
-    stored = workspace / "config.yaml"
-    base = (
-        Config.model_validate(yaml.safe_load(stored.read_text(encoding="utf-8"))) if stored.is_file() else load_config()
-    )
-    return base.with_overrides(parse_assignments(params or []))
+    return stored_config(workspace).with_overrides(parse_assignments(params or []))
 
 
 def _filter(pairs: list[str] | None, old: bool) -> Any:
@@ -114,10 +109,14 @@ def build(
     if corpus is not None:
         overrides["corpus.dir"] = relative_to_repository(corpus)
     resolved = load_config(profile, config, overrides)
-    with _Progress() as progress:
-        result = run_build(
-            resolved, out=out, only=only or (), start=start, skip=skip or (), fresh=fresh, on_step=progress.step
-        )
+    try:
+        with _Progress() as progress:
+            result = run_build(
+                resolved, out=out, only=only or (), start=start, skip=skip or (), fresh=fresh, on_step=progress.step
+            )
+    except KeyboardInterrupt as stop:
+        say("ragbuild: interrupted. Finished steps are kept; the same command goes on from there.")
+        raise typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT)) from None
     report = write_report(result.run)
     if as_json:
         emit(summary(result))
@@ -195,7 +194,7 @@ def _plain_markup(text: str) -> str:
 
 @app.command()
 def ask(
-    query: Annotated[str, typer.Argument(help="The question, in Chinese or English.")],
+    query: Annotated[str, typer.Argument(help="The question, in Chinese or English; - reads it from stdin.")],
     workspace: WorkspaceOption = None,
     old: Annotated[bool, typer.Option("--old", help="Let older (legacy) versions in.")] = False,
     filters: FilterOptions = None,
@@ -206,7 +205,8 @@ def ask(
     from ragbuild.online.pipeline import Pipeline
 
     root = _workspace(workspace)
-    answer = Pipeline.open(root, _config(root, param)).ask(query, _filter(filters, old))
+    question = sys.stdin.read() if query == "-" else query
+    answer = Pipeline.open(root, _config(root, param)).ask(question, _filter(filters, old))
     for warning in answer.warnings:
         say(f"note: {warning}")
     if as_json:
@@ -399,9 +399,10 @@ def main() -> None:
         say(f"ragbuild: {error}")
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
-            raise
-        say(f"ragbuild: {error.strerror}: {error.filename or ''}. Nothing that was there before has been changed.")
+        what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        todo = "Free some space" if full else "Change the permissions or choose another folder (--out)"
+        say(f"ragbuild: {what}. Files that were there before are whole. {todo}, and run the same command again.")
         sys.exit(1)
 
 

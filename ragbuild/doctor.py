@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ragbuild.core.config import Endpoints, load_config, profiles
+from ragbuild.core.config import Endpoints, load_config, profiles, shown_url
 
 _PACKAGES = {
     "papermill": "papermill", "jupyterlab": "jupyterlab", "faiss": "faiss-cpu", "rank_bm25": "rank-bm25",
@@ -42,7 +42,7 @@ def check() -> list[dict[str, Any]]:
         rows.append(_row(f"{row['profile']} {row['role']}", row["here"], row["model"], row["how"], needed=needed))
     endpoints = Endpoints.from_env()
     rows.append(
-        _row("chat endpoint", endpoints.llm_base_url is not None, endpoints.llm_base_url or "none",
+        _row("chat endpoint", endpoints.llm_base_url is not None, shown_url(endpoints.llm_base_url),
              "export RAGBUILD_LLM_BASE_URL=… and RAGBUILD_LLM_API_KEY=… (only for generate.generator=openai)", False)
     )  # fmt: skip
     free = shutil.disk_usage(Path.cwd()).free / 2**30

@@ -121,7 +121,7 @@ def test_an_empty_question(built, query: str) -> None:
     ],
 )
 def test_long_questions_and_other_scripts(built, query: str) -> None:
-    done = ragbuild("ask", query, "-w", built.run, "--json")
+    done = ragbuild("ask", "-", "-w", built.run, "--json", stdin=query)  # longer than an argument may be
     assert done.returncode == 0 and json.loads(done.stdout)["status"] in ("answered", "abstained")
     assert ("characters" in done.stderr) == (len(query) > 2000)
 

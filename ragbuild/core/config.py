@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -18,7 +19,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ragbuild.core.errors import UsageError
+from ragbuild.core.errors import InputRefused, UsageError
 
 
 class Section(BaseModel):
@@ -260,7 +261,12 @@ class Endpoints:
         return cls(get("RAGBUILD_LLM_BASE_URL"), get("RAGBUILD_LLM_API_KEY"), get("RAGBUILD_DATABASE_URL"))
 
     def __repr__(self) -> str:  # a key must not reach a log or a traceback
-        return f"Endpoints(llm_base_url={self.llm_base_url!r}, llm_api_key={'set' if self.llm_api_key else None})"
+        return f"Endpoints(llm_base_url={shown_url(self.llm_base_url)!r}, llm_api_key={'set' if self.llm_api_key else None})"
+
+
+def shown_url(url: str | None) -> str:
+    """An address as it may be shown: without the user, password and query that may stand in it; ``none`` for None."""
+    return re.sub(r"^(\w+://)[^/@]*@|[?#].*$", r"\1", url) if url else "none"
 
 
 def profiles() -> list[str]:
@@ -286,6 +292,25 @@ def load_config(
     for part in (layer, user, {"profile": name}, _nested(overrides or {})):
         data = _merge(data, part)
     return _validated(data)
+
+
+def stored_config(workspace: Path) -> Config:
+    """The configuration that a workspace was built with (the defaults where it has none).
+
+    Raises InputRefused, with what to do, when its config.yaml is damaged.
+    """
+    path = workspace / "config.yaml"
+    if not path.is_file():
+        return load_config()
+    try:
+        data = _read_yaml(path)
+        if not data:
+            raise UsageError("it is empty")
+        return _validated(data)
+    except UsageError as error:
+        raise InputRefused(
+            f"{path} is damaged: {error}\nRun 'ragbuild build' again, which writes it anew, or name another --workspace"
+        ) from None
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:

@@ -144,15 +144,10 @@ class NearHan(Generic[T]):
 
 def sounds_alike(a: str, b: str) -> bool:
     """Do two Han characters stand within eight places of each other in the first level of GB 2312?"""
-    places = []
-    for char in (a, b):
-        try:
-            high, low = char.encode("gb2312")
-        except (UnicodeEncodeError, ValueError):
-            return False
-        if high >= 0xD8:  # second level: ordered by radical, says nothing of the sound
-            return False
-        places.append((high - 0xB0) * 94 + low - 0xA1)
+    codes = [char.encode("gb2312", "ignore") for char in (a, b)]
+    if any(len(code) != 2 or code[0] >= 0xD8 for code in codes):
+        return False  # from D8 on (second level) the order is by radical and says nothing of the sound
+    places = [94 * code[0] + code[1] for code in codes]
     return abs(places[0] - places[1]) <= 8
 
 

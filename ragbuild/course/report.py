@@ -9,9 +9,11 @@ import base64
 from pathlib import Path
 from typing import Any
 
+from ragbuild.core.errors import RagbuildError
 from ragbuild.core.show import clip
 from ragbuild.core.store import read_json, write_text
 from ragbuild.course.runner import manifest_of, notebooks
+from ragbuild.index.versions import IndexVersion
 
 ROWS = 40  # of a table that are shown; the JSON file beside has them all
 
@@ -58,5 +60,7 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _version(run: Path) -> dict[str, Any]:
-    current = run / "indexes" / "CURRENT"
-    return read_json(run / "indexes" / current.read_text().strip() / "version.json") if current.is_file() else {}
+    try:
+        return IndexVersion(run / "indexes").manifest
+    except RagbuildError:  # none yet, or damaged: whoever asks it a question is told
+        return {}

@@ -8,10 +8,13 @@ last complete run, so that run stays whole until the new one has passed; then ``
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +27,7 @@ import yaml
 
 from ragbuild import __version__
 from ragbuild.core.config import Config
-from ragbuild.core.errors import EXIT_CODES, RagbuildError, StepFailed, UsageError, WorkspaceLocked
+from ragbuild.core.errors import EXIT_CODES, InputRefused, RagbuildError, StepFailed, UsageError, WorkspaceLocked
 from ragbuild.core.store import Workspace, hash_path, read_json, repository, sha256, write_json, write_text
 from ragbuild.course.step import StepSpec, input_paths
 
@@ -148,7 +151,7 @@ def fingerprint(path: Path) -> str:
 
 
 def relative_to_repository(path: Path) -> str:
-    """The folder as the configuration holds it: relative when inside the checkout, so that it is the same however named."""
+    """The folder as the configuration holds it: relative when inside the checkout, however it was named."""
     absolute = path.expanduser().resolve()
     inside = absolute.is_relative_to(repository().resolve())
     return absolute.relative_to(repository().resolve()).as_posix() if inside else str(absolute)
@@ -168,22 +171,22 @@ def runs_of(name: str, outputs: Path) -> list[Path]:
 
 
 def manifest_of(run: Path) -> dict[str, Any]:
-    """What the run's manifest.json says; empty where there is none yet."""
+    """What the run's manifest.json says; empty where there is none yet. Raises InputRefused when it is damaged."""
     path = run / "manifest.json"
-    return read_json(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    data = read_json(path)
+    steps = data.get("steps", {}) if isinstance(data, dict) else None
+    keys = {"status", "seconds", "made", "hash", "outputs"}
+    if not isinstance(steps, dict) or not all(isinstance(s, dict) and keys <= s.keys() for s in steps.values()):
+        raise InputRefused(f"{path} is damaged; remove it and build again, or build with --fresh")
+    return data
 
 
 def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None, fresh: bool, outputs: Path) -> Path:
     """The folder to build in: the one named, the last run when it can go on or is unchanged, else a new one."""
     if out is not None:
-        run = Path(out)
-        if fresh and run.exists():
-            if not (run / "manifest.json").is_file():
-                raise UsageError(
-                    f"--fresh would remove {run}, which is no ragbuild workspace (it has no manifest.json)"
-                )
-            shutil.rmtree(run)
-        return run
+        return Path(out)
     name = run_name(config)
     existing = runs_of(name, outputs)
     last = existing[-1] if existing else None
@@ -195,9 +198,25 @@ def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None
     new = outputs / f"{name}-{int(last.name[-3:]) + 1 if last else 1:03d}"
     if last is None or fresh:
         new.mkdir(parents=True)
-    else:
-        shutil.copytree(last, new, copy_function=_link, ignore=shutil.ignore_patterns(".lock*", "*.tmp"))
+        return new
+    half = outputs / f".{new.name}.tmp"  # a copy that was killed or ran out of space is never taken for a run
+    shutil.rmtree(half, ignore_errors=True)
+    try:
+        shutil.copytree(last, half, copy_function=_link, ignore=shutil.ignore_patterns(".lock*", "*.tmp"))
+    except shutil.Error as error:
+        shutil.rmtree(half, ignore_errors=True)
+        raise OSError(errno.EIO, f"{last} cannot be copied ({str(error.args[0])[:200]})", str(new)) from error
+    os.replace(half, new)
     return new
+
+
+def _empty(run: Path) -> None:
+    """Remove what a workspace holds, but not its lock. Refuses a folder that is no workspace."""
+    held = [path for path in run.iterdir() if not path.name.startswith(".lock")]
+    if held and not (run / "manifest.json").is_file():
+        raise UsageError(f"--fresh would remove {run}, which is no ragbuild workspace (it has no manifest.json)")
+    for path in held:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _link(source: str, target: str) -> None:
@@ -256,13 +275,29 @@ def build(
     corpus = input_paths(config)["corpus"]
     if corpus is None or not corpus.is_dir():
         raise UsageError(f"the corpus folder {corpus} is not there; --corpus takes a folder of documents")
-    run = choose_run(config, chosen, out, fresh, outputs)
-    with lock(run):
+    if out is None and (outputs / "latest").exists() and not (outputs / "latest").is_symlink():
+        raise UsageError(f"{outputs / 'latest'} must be a link that builds may move, and is none; move it away")
+    with _one_chooser(outputs) if out is None else contextlib.nullcontext():
+        run = choose_run(config, chosen, out, fresh, outputs)
+        handle = lock(run)
+    try:
+        if fresh and out is not None:
+            _empty(run)
         result = _run_steps(run, specs, chosen, config, on_step)
         if result.complete and out is None:
             _point_latest(outputs, run)
             result.is_latest = True
+    finally:
+        handle.release()
     return result
+
+
+def _one_chooser(outputs: Path):  # type: ignore[no-untyped-def]
+    """Held for a moment while a run's folder is chosen, so that two builds that start together do not make the same."""
+    from filelock import FileLock
+
+    outputs.mkdir(parents=True, exist_ok=True)
+    return FileLock(outputs / ".lock")
 
 
 def _run_steps(
@@ -314,19 +349,24 @@ def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[Ste
     target.unlink(missing_ok=True)  # papermill writes in place, and the file may be linked to an earlier run
     for figure in workspace.path("figures").glob(f"{spec.name}_*.png"):
         figure.unlink()
-    start = time.perf_counter()
+    sockets = tempfile.mkdtemp(prefix="ragbuild-")
+    start, kernels = time.perf_counter(), _local_kernels(sockets)
     before = step_hash(spec, workspace, config)
     error: RagbuildError | None = None
     try:
         papermill.execute_notebook(
             str(spec.path), str(target), parameters={"run_dir": str(workspace.root.resolve()), "overrides": {}},
             kernel_name="python3", progress_bar=False, cwd=str(repository()), log_output=False,
-            kernel_manager_class=_local_kernels(),
+            kernel_manager_class=kernels,
         )  # fmt: skip
     except PapermillExecutionError as failure:
         error = _failure(spec, target, failure)
     except Exception as failure:  # the kernel died, or the notebook is no notebook
         error = StepFailed(f"{spec.path.name}: {type(failure).__name__}: {failure}\n  kept: {target}")
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+    if kernels.stopped_by is not None:
+        raise KeyboardInterrupt(kernels.stopped_by)
     seconds = round(time.perf_counter() - start, 2)
     if error is not None:
         return StepResult(spec.name, "failed", seconds, str(error).splitlines()[0]), error
@@ -340,12 +380,34 @@ def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[Ste
     return StepResult(spec.name, "done", seconds, line, before, outputs), None
 
 
-def _local_kernels() -> type:
-    """Kernels that are spoken to through sockets in the user's own folder: nothing listens on a TCP port."""
+def _local_kernels(folder: str) -> type:
+    """Kernels that are spoken to through sockets in the private `folder`: nothing listens on a TCP port.
+
+    Their class notes in `stopped_by` when a signal, and not the end of the notebook, shut the kernel down.
+    """
+    import asyncio
+    import signal
+
     from jupyter_client.manager import AsyncKernelManager
 
     class LocalKernelManager(AsyncKernelManager):
-        transport = "ipc"
+        stopped_by: str | None = None
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**{**settings, "transport": "ipc", "connection_file": f"{folder}/kernel.json"})
+
+        async def post_start_kernel(self, **settings: Any) -> None:
+            """nbclient answers SIGINT and SIGTERM by shutting the kernel down: say so before it does."""
+            await super().post_start_kernel(**settings)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handle = getattr(loop, "_signal_handlers", {}).get(number)
+                if handle is not None:
+                    loop.add_signal_handler(number, self._note, number, handle)
+
+        def _note(self, number: signal.Signals, handle: Any) -> None:
+            type(self).stopped_by = number.name
+            handle._callback(*handle._args)
 
     return LocalKernelManager
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ragbuild.core.config import Config, ConfigView, load_config
+from ragbuild.core.config import Config, ConfigView, stored_config
 from ragbuild.core.errors import InputRefused, UsageError
 from ragbuild.core.records import Answer
 from ragbuild.core.show import save_figure, use_style
@@ -139,10 +139,7 @@ def open_step(name: str, run_dir: str = "", overrides: Mapping[str, Any] | None 
     if not run_dir:
         _fill_workshop(root, spec)
     stored = root / "config.yaml"
-    base = (
-        Config.model_validate(yaml.safe_load(stored.read_text(encoding="utf-8"))) if stored.is_file() else load_config()
-    )
-    config = base.with_overrides(dict(overrides or {}))
+    config = stored_config(root).with_overrides(dict(overrides or {}))
     if not stored.is_file():
         write_text(stored, yaml.safe_dump(config.model_dump(mode="json"), allow_unicode=True, sort_keys=False))
     missing = [r for r in spec.reads if not r.startswith("input:") and not (root / r).exists()]

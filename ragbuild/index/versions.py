@@ -34,9 +34,14 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 
 
 def current_version(indexes: Path) -> str | None:
-    """The name that ``CURRENT`` holds, or None when nothing was published."""
+    """The name that ``CURRENT`` holds, or None when nothing was published. Raises InputRefused when it is damaged."""
     path = indexes / "CURRENT"
-    return path.read_text().strip() if path.is_file() else None
+    if not path.is_file():
+        return None
+    name = path.read_bytes().decode("utf-8", "replace").strip()
+    if not re.fullmatch(r"v\d+", name):
+        raise InputRefused(f"{path} is damaged: it names no version but {name[:40]!r}; run 'ragbuild build' again")
+    return name
 
 
 def version_names(indexes: Path) -> list[str]:
@@ -177,12 +182,13 @@ class IndexVersion:
             raise InputRefused(f"index version {name} is not there; {indexes} holds {version_names(indexes) or 'none'}")
         self.name = name
         self.manifest: dict[str, Any] = read_json(self.folder / "version.json")
-        self._check_hashes()
-        dim = self.manifest["embedder"]["dim"]
         try:
+            self._check_hashes()
+            dim, _ = self.manifest["embedder"]["dim"], self.manifest["lexical"]["engine"]
             self._segments = [Segment(self.folder / "segments" / s, dim) for s in self.manifest["segments"]]
-        except (OSError, ValueError) as error:
-            raise InputRefused(f"index version {name} is damaged ({error}); run 'ragbuild build' again") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise InputRefused(f"index version {name} is damaged ({what}); run 'ragbuild build' again") from error
         self._keys = pa.concat_tables([s.keys for s in self._segments])
         offsets = np.cumsum([0] + [s.parents.num_rows for s in self._segments])
         self._parent_row = np.concatenate(

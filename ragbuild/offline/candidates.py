@@ -20,7 +20,6 @@ from ragbuild.offline.general_words import GENERAL, GENERAL_HAN, TOO_WIDE
 
 _HAN = re.compile(f"[{HAN}]")
 
-# Tags of jieba's dictionary that a term neither begins nor ends with: function words, numbers, pronouns, adverbs …
 # Tags of jieba's dictionary that a term does not hold: function words, numbers, pronouns, adverbs, directions, times.
 _NO_TERM = ("p", "c", "d", "r", "m", "q", "u", "y", "e", "o", "f", "z", "x", "t", "k", "h")
 _TOKEN = re.compile(
@@ -121,12 +120,11 @@ def statistical_candidates(documents: Sequence[Plain], words: HanWords, min_coun
         if len(gram) <= _MAX_WORDS and _termlike(gram, n, words) and not _piece(gram, n, longer[gram], words)
     }
     surfaces: dict[Gram, Counter[str]] = defaultdict(Counter)
-    for document in runs:
-        for run in document:
-            for gram, form in _grams(run):
-                if gram in likely:
-                    surfaces[gram][join(form)] += 1
-    headings = _headings(documents)
+    for gram, form in (pair for document in runs for run in document for pair in _grams(run)):
+        if gram in likely:
+            surfaces[gram][join(form)] += 1
+    found = (_HEADING.match(line) for document in documents for line in document.lines)
+    headings = {m.group(1).strip().lower() for m in found if m}
     codes = Counter(code.lower() for document in documents for code in document.code)
     kept: dict[Gram, Candidate] = {}
     for gram in sorted(likely):
@@ -190,12 +188,8 @@ def _termlike(key: Gram, n: int, words: HanWords) -> bool:
 
 def _piece(key: Gram, n: int, longer: Counter[Gram], words: HanWords) -> bool:
     """Does `key` nearly always stand inside of one longer form? Function words around it do not count."""
-    for other, count in longer.items():
-        extra = other[0] if other[1:] == key else other[-1]
-        general = extra in GENERAL or (_is_han(extra[0]) and not words.termlike(extra) and len(extra) > 1)
-        if count >= _PIECE_OF * n and not general:
-            return True
-    return False
+    extras = (other[0] if other[1:] == key else other[-1] for other, count in longer.items() if count >= _PIECE_OF * n)
+    return not all(e in GENERAL or (_is_han(e[0]) and len(e) > 1 and not words.termlike(e)) for e in extras)
 
 
 def _npmi(key: Gram, total: Counter[Gram], size: int) -> float:
@@ -203,12 +197,6 @@ def _npmi(key: Gram, total: Counter[Gram], size: int) -> float:
     share = total[key] / size
     joints = (total[key[:i]] * total[key[i:]] / size**2 for i in range(1, len(key)))
     return min(math.log(share / joint) / -math.log(share) if share < 1 else 1.0 for joint in joints)
-
-
-def _headings(documents: Sequence[Plain]) -> set[str]:
-    """Short headings, small letters, without their numbers."""
-    found = (_HEADING.match(line) for document in documents for line in document.lines)
-    return {m.group(1).strip().lower() for m in found if m}
 
 
 def _tfidf(runs: Sequence[list[list[str]]], kept: Iterable[Gram]) -> dict[Gram, float]:

@@ -71,26 +71,33 @@ def attach(
         text = fold(query)
         taken = [(a, b) for a, b, _ in known.find(text)]
         for gram, a, b in _latin_grams(text, documents):
-            if not any(a < end and start < b for start, end in taken):
+            if not _overlap(a, b, taken):
                 unknown[gram] += count
         for run in _HAN_RUN.finditer(text):
             for start, end, form, term in near.find(run.group()):
-                window = run.group()[start:end]
-                if window not in documents and not any(
-                    run.start() + start < e and s < run.start() + end for s, e in taken
-                ):
+                window, offset = run.group()[start:end], run.start()
+                if window not in documents and not _overlap(offset + start, offset + end, taken):
                     wrong.setdefault(window, Counter())[form, term] += count
-            if not any(run.start() < end and start < run.end() for start, end in taken):
+            if not _overlap(*run.span(), taken):
                 cut = [w for w in words.cut(run.group()) if len(w) > 1 and words.termlike(w)]
                 unknown.update({w: count for w in cut if w not in documents})
     found = [_han(form, rights) for form, rights in wrong.items()]
     found += _by_string(unknown, forms, config.string_similarity)
     done = {a.form for a in found}
-    rest = [form for form in unknown if form not in done and not any(form in d or d in form for d in done)]
-    rest = [form for form in rest if len(form) > 2 and all(w not in documents for w in form.split())]
+    rest = {
+        form: n
+        for form, n in sorted(unknown.items())
+        if len(form) > 2
+        and not any(form in d or d in form for d in done)
+        and all(w not in documents for w in form.split())
+    }
     if embed and rest and forms:
-        found += _by_vector({form: unknown[form] for form in sorted(rest)}, forms, config.vector_similarity, embed)
+        found += _by_vector(rest, forms, config.vector_similarity, embed)
     return sorted(found, key=lambda a: (-a.count, a.form))
+
+
+def _overlap(start: int, end: int, taken: Sequence[tuple[int, int]]) -> bool:
+    return any(start < b and a < end for a, b in taken)
 
 
 def _latin_grams(text: str, documents: DocumentWords) -> Iterable[tuple[str, int, int]]:
@@ -110,10 +117,8 @@ def _latin_grams(text: str, documents: DocumentWords) -> Iterable[tuple[str, int
 
 def _han(form: str, rights: Counter[tuple[str, int]]) -> Attachment:
     best = sorted({term for _, term in rights})
-    length = max(len(right) for right, _ in rights)
-    return Attachment(
-        form, best[0], "string", round(100 * (length - 1) / length, 1), max(rights.values()), tuple(best[1:])
-    )
+    score = round(100 * (len(form) - 1) / len(form), 1)
+    return Attachment(form, best[0], "string", score, max(rights.values()), tuple(best[1:]))
 
 
 def _by_string(unknown: Counter[str], forms: Sequence[tuple[str, int]], similarity: float) -> list[Attachment]:

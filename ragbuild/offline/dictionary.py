@@ -20,13 +20,12 @@ from ragbuild.core.forms import FormMatcher, fold, form_key
 from ragbuild.core.records import Document, TermEntry
 from ragbuild.core.store import read_records, write_records, write_text
 from ragbuild.core.text import jieba_tokenizer, language_of, normalise
+from ragbuild.offline import terms as steps
 from ragbuild.offline.candidates import HanWords, statistical_candidates
 from ragbuild.offline.colloquial import Attachment, DocumentWords, attach
 from ragbuild.offline.entities import Definition, Plain, find_definitions, find_entities, plain
 from ragbuild.offline.review import QueryRow, ReviewRow, read_query_log, read_review, write_review
-from ragbuild.offline.terms import (
-    Conflict, Pool, Term, apply_review, count_forms, infer_tags, keep, keep_forms, limit, owners, resolve, same_key,
-)  # fmt: skip
+from ragbuild.offline.terms import Conflict, Pool, Term, same_key
 
 __all__ = [
     "Conflict", "DictionaryResult", "QueryRow", "ReviewRow", "build_dictionary", "load_dictionary", "read_query_log",
@@ -83,26 +82,26 @@ def build_dictionary(
         pool.add_all("language model", proposed)
     report["candidates"] = dict(sorted(Counter(s for t in pool.terms for s in t.found_by).items()))
 
-    report["review"] = apply_review(pool, review, previous)
-    keep(pool, previous, review)
-    count_forms(pool.terms, plains)
-    report["dropped"] = limit(pool, config)
+    report["review"] = steps.apply_review(pool, review, previous)
+    steps.keep(pool, previous, review)
+    steps.count_forms(pool.terms, plains)
+    report["dropped"] = steps.limit(pool, config)
     pool.grown("expert review", pool.terms)
-    conflicts += resolve(pool)
+    conflicts += steps.resolve(pool)
 
     forms = [(form, i) for i, term in enumerate(pool.terms) for form in term.forms]
     attached = attach([(r.query, r.count) for r in query_log], forms, DocumentWords(texts), words, config, embed)
     rejected = {same_key(r.standard_term) for r in review if r.decision == "reject"}
     attached = [a for a in attached if same_key(a.form) not in rejected]
-    before = owners(pool.terms)
+    before = steps.owners(pool.terms)
     for a in attached:
         term = pool.terms[a.term]
         before.get(form_key(a.form), term).colloquial.append(a.form)
         if a.rivals:
             conflicts.append(Conflict(a.form, tuple(pool.terms[i].standard_term for i in (a.term, *a.rivals))))
     tagged = {t.standard_term for t in pool.terms if t.tag}
-    report["tags_inferred"] = infer_tags(pool.terms, plains)
-    keep_forms(pool, tagged)
+    report["tags_inferred"] = steps.infer_tags(pool.terms, plains)
+    steps.keep_forms(pool, tagged)
     pool.grown("query log", pool.terms)
     report.update(_figures(pool, attached, query_log, report.pop("review")))
     ordered = sorted(pool.terms, key=lambda t: t.order)
@@ -121,18 +120,15 @@ def _defined(
     groups: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: {"en": Counter(), "zh": Counter()})
     for d, n in sorted(definitions.items(), key=lambda item: (-item[1], item[0].long_form)):
         counter = groups[d.abbreviation][d.language]
-        same = next((f for f in counter if same_key(f) == same_key(d.long_form)), d.long_form)
-        counter[same] += n
+        counter[next((f for f in counter if same_key(f) == same_key(d.long_form)), d.long_form)] += n
     out = []
     for abbreviation, by_language in sorted(groups.items()):
         best: list[str] = []
         for counter in by_language.values():
-            ranked = [form for form, _ in sorted(counter.items(), key=lambda item: (-item[1], item[0]))]
+            ranked = sorted(counter, key=lambda form: (-counter[form], form))
             best += ranked[:1]
             for other in ranked[1:]:
-                if (
-                    counter[other] > 1 and fuzz.ratio(ranked[0], other) < config.string_similarity
-                ):  # not a spelling of it
+                if counter[other] > 1 and fuzz.ratio(ranked[0], other) < config.string_similarity:  # no spelling of it
                     conflicts.append(Conflict(abbreviation, (ranked[0], other)))
                     out.append(Term(other, score=_DEFINED, found_by={"abbreviation"}))
         names = best if len(best) > 1 else [*best, abbreviation]
@@ -152,17 +148,15 @@ def _proposed(texts: Sequence[str], propose: Callable[[str], list[dict]]) -> tup
         held = fold(text)
         for row in propose(text):
             try:
-                if isinstance(row.get("colloquial"), list):
-                    row = {**row, "colloquial": tuple(row["colloquial"])}
-                entry = TermEntry.model_validate({**row, "source": "llm", "count": 0})
+                forms = row.get("colloquial", ())
+                fields = {**row, "colloquial": tuple(forms) if isinstance(forms, list) else forms}
+                entry = TermEntry.model_validate({**fields, "source": "llm", "count": 0}).model_dump()
             except (ValidationError, AttributeError, TypeError):
+                entry = {"standard_term": ""}
+            if entry["standard_term"] and len(entry["standard_term"]) <= 60 and fold(entry["standard_term"]) in held:
+                out.append(Term(**entry | {"colloquial": list(entry["colloquial"])}, score=1.0, found_by={"llm"}))
+            else:
                 invalid += 1
-                continue
-            if fold(entry.standard_term) not in held or len(entry.standard_term) > 60:
-                invalid += 1
-                continue
-            term = Term(**{**entry.model_dump(), "colloquial": list(entry.colloquial)}, score=1.0, found_by={"llm"})
-            out.append(term)
     return out, invalid
 
 
@@ -173,16 +167,14 @@ def _figures(
     matcher = FormMatcher((form, i) for i, term in enumerate(terms) for form in term.forms)
     used = [{i for _, _, i in matcher.find(row.query)} for row in log]
     in_log = set().union(*used)
-    expert = sum(len(t.colloquial) for t in terms if t.source == "expert")
     how = Counter(a.how for a in attached)
-    by_log = {id(terms[a.term]) for a in attached}
-    in_expert = sum(1 for a in attached if id(terms[a.term]) in by_log and terms[a.term].source == "expert")
+    expert = sum(len(t.colloquial) for t in terms if t.source == "expert")
+    expert -= sum(terms[a.term].source == "expert" for a in attached)
     return {
         "terms": len(terms),
         "by_source": dict(sorted(Counter(t.source for t in terms).items())),
         "by_kind": dict(sorted(Counter(t.kind for t in terms).items())),
-        "by_tag": dict(sorted(Counter(t.tag or "(none)" for t in terms).items())),
-        "colloquial": {"string": how["string"], "vector": how["vector"], "expert": expert - in_expert},
+        "colloquial": {"string": how["string"], "vector": how["vector"], "expert": expert},
         "attached": [
             {"form": a.form, "term": terms[a.term].standard_term, "how": a.how, "score": a.score, "count": a.count}
             for a in attached
@@ -197,19 +189,15 @@ def _figures(
 
 def _review_rows(terms: Sequence[Term], review: Sequence[ReviewRow]) -> list[dict[str, str]]:
     """The expert's rows as they were, then what the machine proposes and nobody has decided, the best first."""
-    decided = [r for r in review if r.decision]
     notes = {same_key(r.standard_term): r.note for r in review if not r.decision}
     rejected = {same_key(r.standard_term) for r in review if r.decision == "reject"}
-    rows = [r.row() for r in decided]
+    rows = [r for r in review if r.decision]
     for term in sorted((t for t in terms if t.source != "expert"), key=lambda t: (-t.score, t.order)):
-        if same_key(term.standard_term) not in rejected:
-            note = (
-                notes.get(same_key(term.standard_term))
-                or f"{', '.join(sorted(term.found_by)) or 'earlier run'}; {term.count}x"
-            )
+        if (key := same_key(term.standard_term)) not in rejected:
+            note = notes.get(key) or f"{', '.join(sorted(term.found_by)) or 'earlier run'}; {term.count}x"
             forms = (term.abbreviation, term.full_form, tuple(term.colloquial))
-            rows.append(ReviewRow("", term.standard_term, *forms, term.tag, note).row())
-    return rows
+            rows.append(ReviewRow("", term.standard_term, *forms, term.tag, note))
+    return [row.row() for row in rows]
 
 
 def write_dictionary(workspace_root: str | Path, entries: Sequence[TermEntry]) -> None:
@@ -221,9 +209,8 @@ def write_dictionary(workspace_root: str | Path, entries: Sequence[TermEntry]) -
         tag = entry.tag if entry.tag.isascii() and entry.tag.isalpha() and entry.tag.islower() else "nz"
         for form in entry.forms:
             form = " ".join(form.split())
-            frequency = max(
-                1000, entry.count, tokenizer.suggest_freq(form, tune=False) if language_of(form) == "zh" else 0
-            )
+            least = tokenizer.suggest_freq(form, tune=False) if language_of(form) == "zh" else 0
+            frequency = max(1000, entry.count, least)
             lines.setdefault(form.lower(), f"{form} {frequency} {tag}")
     write_records(Path(workspace_root) / "keyword_dict.json", entries)
     write_text(Path(workspace_root) / "keyword_dict.txt", "".join(f"{line}\n" for line in lines.values()))

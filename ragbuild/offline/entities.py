@@ -65,35 +65,31 @@ def find_entities(documents: Iterable[Plain]) -> dict[str, Counter[str]]:
     out: dict[str, Counter[str]] = {k: Counter() for k in ("product", "error_code", "protocol", "command")}
     inline: Counter[str] = Counter()
     block: Counter[str] = Counter()
-    cued: set[str] = set()
-    codes: Counter[str] = Counter()
+    families: set[str] = set()
+    codes: Counter[tuple[str, str]] = Counter()
     for document in documents:
         for line in [*document.lines, *document.code]:
-            cue = bool(_CODE_CUE.search(line))
             for match in (*_HYPHENED.finditer(line), *_GLUED.finditer(line)):
-                prefix, digits = match.group(1), match.group(2)
+                code, prefix, digits = match.group(), match.group(1), match.group(2)
                 if prefix in _NO_MODEL:
                     continue
-                if len(digits) > 3 or "-" not in match.group():
-                    codes[match.group()] += 1
-                    if cue:
-                        cued.add(match.group())
+                if len(digits) > 3 or "-" not in code:
+                    family = prefix + "-" * ("-" in code)
+                    codes[family, code] += 1
+                    if _CODE_CUE.search(line):
+                        families.add(family)
                 else:
-                    out["product"][match.group()] += 1
+                    out["product"][code] += 1
             for match in _PROTOCOL.finditer(line):
-                out["protocol"][match.group(1)] += 1
-                if match.group(2):
-                    out["protocol"][f"{match.group(1)} {match.group(2)}"] += 1
-            for match in _VERSIONED.finditer(line):
-                if not _PROTOCOL.fullmatch(match.group()):
-                    out["product"][match.group()] += 1
+                out["protocol"].update({match.group(1), " ".join(filter(None, match.groups()))})
+            versioned = (m.group() for m in _VERSIONED.finditer(line))
+            out["product"].update(name for name in versioned if not _PROTOCOL.fullmatch(name))
         for line, counter in [(c, inline) for c in document.code] + [(b, block) for b in document.blocks]:
             match = _COMMAND.match(line)
             if match and not STOPWORDS & set(match.group(1).split()):
                 counter[match.group(1)] += 1
     # A family of codes is one when any of its members stands beside a word such as "error".
-    families = {re.match(r"[A-Z]+-?", code).group() for code in cued}  # type: ignore[union-attr]
-    out["error_code"].update({c: n for c, n in codes.items() if re.match(r"[A-Z]+-?", c).group() in families})  # type: ignore[union-attr]
+    out["error_code"].update({code: n for (family, code), n in codes.items() if family in families})
     out["command"] = _commands(inline, block)
     return out
 

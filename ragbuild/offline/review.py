@@ -54,15 +54,13 @@ def read_query_log(path: str | Path) -> list[QueryRow]:
     """
     rows, bad = [], []
     for number, row in enumerate(read_csv(path, ["query"]), 2):
-        count = row.get("count") or "1"
-        if not row["query"]:
-            continue
-        if not count.isascii() or not count.isdigit():
+        count, query = row.get("count") or "1", row["query"]
+        if query and not (count.isascii() and count.isdigit()):
             bad.append(f"row {number}: count '{count}'")
-            continue
-        language = row.get("language") or language_of(row["query"])
-        query_id = row.get("query_id") or f"q{number - 1:04d}"
-        rows.append(QueryRow(query_id, row["query"], language, int(count), row.get("date", "")))
+        elif query:
+            query_id = row.get("query_id") or f"q{number - 1:04d}"
+            language = row.get("language") or language_of(query)
+            rows.append(QueryRow(query_id, query, language, int(count), row.get("date", "")))
     if bad:
         raise InputRefused(f"{path}: a count must be a whole number; {'; '.join(bad[:10])}")
     return rows

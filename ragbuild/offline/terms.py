@@ -113,23 +113,25 @@ def keep(pool: Pool, previous: Sequence[TermEntry], review: Sequence[ReviewRow])
     formal = {same_key(f): t for t in reversed(pool.terms) for f in t.formal}
     named = {same_key(t.standard_term): t for t in reversed(pool.terms)}
     owned = {same_key(f): t for t in reversed(pool.terms) if t.decided for f in t.colloquial}
-    accepted = {same_key(r.standard_term) for r in review if r.decision == "accept"}
+    accepted = {same_key(r.standard_term): r for r in review if r.decision == "accept"}
     lost = []
     for entry in sorted(previous, key=lambda e: (same_key(e.standard_term) not in named, e.standard_term)):
         keys = [same_key(f) for f in entry.formal]
         found = (named.get(keys[0]), formal.get(keys[0]), owned.get(keys[0]), *map(formal.get, keys[1:]))
         term = next((t for t in found if t), None)
         if term and term.decided:
-            if same_key(term.standard_term) in accepted:
+            row = accepted.get(same_key(term.standard_term))
+            if row and same_key(row.standard_term) == keys[0]:  # what the row leaves open stays as it was
+                term.abbreviation = row.abbreviation or entry.abbreviation or term.abbreviation
+                term.full_form = row.full_form or entry.full_form or term.full_form
+            elif row:
                 term.fill(entry.abbreviation, entry.full_form)
         elif term and not term.former:
-            forms = (term.abbreviation, term.full_form), ("", term.standard_term)
-            term.standard_term, term.abbreviation, term.full_form = (
-                entry.standard_term, entry.abbreviation, entry.full_form,
-            )  # fmt: skip
-            for more in forms:
-                term.fill(*more)
-            term.source = entry.source
+            new = (term.abbreviation, term.full_form), ("", term.standard_term)
+            for name in ("standard_term", "abbreviation", "full_form", "source"):
+                setattr(term, name, getattr(entry, name))
+            for forms in new:
+                term.fill(*forms)
         else:
             term = Term(entry.standard_term, entry.abbreviation, entry.full_form, source=entry.source)
             lost.append(term)
@@ -212,11 +214,11 @@ def _decide(pool: Pool, row: ReviewRow) -> None:
 def limit(pool: Pool, config: DictionaryConfig) -> dict[str, int]:
     """Keep the machine's best `max_candidates` terms that documents hold `min_count` times; returns what went."""
     machine = [t for t in pool.terms if t.source != "expert" and t.found_by]
-    rare = [t for t in machine if t.count < config.min_count]
-    ranked = sorted((t for t in machine if t not in rare), key=lambda t: (-t.score, -t.count, t.standard_term))
-    gone = {id(t) for t in (*rare, *ranked[config.max_candidates :]) if not t.former}
-    pool.terms = [t for t in pool.terms if id(t) not in gone]
-    return {"under_min_count": len(rare), "over_max_candidates": max(0, len(ranked) - config.max_candidates)}
+    ranked = [t for t in machine if t.count >= config.min_count]
+    ranked.sort(key=lambda t: (-t.score, -t.count, t.standard_term))
+    good = {id(t) for t in ranked[: config.max_candidates]}
+    pool.terms = [t for t in pool.terms if t.source == "expert" or t.former or id(t) in good]
+    return {"under_min_count": len(machine) - len(ranked), "over_max_candidates": len(ranked) - len(good)}
 
 
 def resolve(pool: Pool) -> list[Conflict]:
@@ -235,7 +237,9 @@ def resolve(pool: Pool) -> list[Conflict]:
         if len(terms) < 2:
             continue
         # A standard term keeps its own name against another's colloquial form, except against the expert's word.
-        terms.sort(key=lambda t: (not t.decided, before.get(key, t) is not t, form_key(t.standard_term) != key, t.order))
+        terms.sort(
+            key=lambda t: (not t.decided, before.get(key, t) is not t, form_key(t.standard_term) != key, t.order)
+        )
         conflicts.append(Conflict(shown[key], tuple(t.standard_term for t in terms)))
         for loser in terms[1:]:
             loser.colloquial = [f for f in loser.colloquial if form_key(f) != key]
@@ -259,12 +263,13 @@ def infer_tags(terms: Sequence[Term], plains: Sequence[Plain]) -> int:
     weight: dict[int, Counter[str]] = defaultdict(Counter)
     seen: dict[int, Counter[str]] = defaultdict(Counter)
     for line in lines:
-        for i in line:
-            if not terms[i].tag:
-                for tag in {terms[j].tag for j in line if terms[j].tag}:
-                    best = max(math.log(1 + len(lines) / df[j]) for j in line if terms[j].tag == tag)
-                    weight[i][tag] += best
-                    seen[i][tag] += 1
+        rarest: dict[str, float] = defaultdict(float)
+        for j in line:
+            if tag := terms[j].tag:
+                rarest[tag] = max(rarest[tag], math.log(1 + len(lines) / df[j]))
+        for i in (i for i in line if not terms[i].tag):
+            weight[i].update(rarest)  # type: ignore[arg-type]
+            seen[i].update(rarest.keys())
     inner = FormMatcher((form, terms[i].tag) for i in tagged for form in terms[i].formal)
     chosen: dict[int, str] = {}
     for i, term in enumerate(terms):

@@ -121,6 +121,7 @@ class Pipeline:
     def ask(self, query: str, where: Filter | None = None) -> Answer:
         """The whole way. Raises UsageError for a question without a letter or digit."""
         start = time.perf_counter()
+        query = query.encode("utf-8", "replace").decode()
         found = self.retrieve(query, where)
         warnings = list(found.warnings)
         for parent in found.parents:
@@ -148,6 +149,7 @@ class Pipeline:
 
     def _checked(self, query: str) -> tuple[str, list[str]]:
         limit, warnings = self.config.retrieve.max_query_chars, []
+        query = query.encode("utf-8", "replace").decode()  # a terminal may hand on bytes that are no UTF-8
         if not any(c.isalnum() for c in query[:limit]):
             raise UsageError("the question is empty: it holds no letter and no digit. Ask it in words.")
         if len(query) > limit:

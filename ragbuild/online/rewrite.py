@@ -7,9 +7,10 @@ exactly alone. What people typed is dropped only where no document holds it; els
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ragbuild.core.config import RewriteConfig
 from ragbuild.core.errors import RagbuildError
@@ -22,6 +23,7 @@ from ragbuild.online.wording import Held, abbreviates, bracket, holds, in_langua
 
 Propose = Callable[[str], Mapping[str, Any] | None]
 Edit = tuple[int, int, str]
+Kind = Literal["completion", "split", "fallback", "model", "llm"]
 
 _HAN_RUN = re.compile(f"[{HAN}]+")
 _CODE = re.compile(r"(?<![A-Za-z0-9.])([A-Za-z]{1,8}[ _-]?\d{1,5}(?:\.\d{1,2})?[A-Za-z]?)(?![A-Za-z0-9]|[.-]\d)")
@@ -36,7 +38,7 @@ _ERROR_NUMBER = re.compile(
 class Rewrite:
     """One change: `before` became `after`, for `reason`."""
 
-    kind: Literal["completion", "split", "fallback", "model", "llm"]
+    kind: Kind
     before: str
     after: str
     reason: str
@@ -52,12 +54,10 @@ class RewriteResult:
     rewrites: tuple[Rewrite, ...]
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(NamedTuple):
     """What a form in the query is: of which entry, and whether documents use it."""
 
     entry: TermEntry
-    form: str
     formal: bool
 
 
@@ -80,15 +80,14 @@ class Rewriter:
         self._han_terms = han_terms(entries)
         self._matcher = FormMatcher(_forms(entries))
         self._models = {_squeeze(f): f for e in reversed(entries) for f in e.formal if _is_code(e, f)}
-        by_number: dict[str, set[str]] = {}
-        for code in (e.standard_term for e in entries if e.kind == "error_code"):
-            by_number.setdefault(re.sub(r"\D", "", code), set()).add(code)
-        self._numbers = {number: next(iter(named)) for number, named in by_number.items() if len(named) == 1}
+        codes = {e.standard_term: re.sub(r"\D", "", e.standard_term) for e in entries if e.kind == "error_code"}
+        unique = Counter(codes.values())
+        self._numbers = {number: code for code, number in codes.items() if unique[number] == 1}
         self._near = NearHan(((f, f) for e in entries for f in e.formal), min_length=4)
-        self._words: dict[str, set[str]] = {}
+        self._words: dict[str, set[str]] = defaultdict(set)
         for word in {u for e in entries for f in e.formal for u, _, _ in units(f) if len(u) > 4}:
             if word.isascii() and word.isalpha():
-                self._words.setdefault(word[0], set()).add(word)
+                self._words[word[0]].add(word)
         self._tagged = any(e.tag for e in entries)
 
     def __call__(self, query: str) -> RewriteResult:
@@ -110,12 +109,7 @@ class Rewriter:
         return RewriteResult(query, text, parts, tuple(rewrites))
 
     @staticmethod
-    def _write(
-        text: str,
-        edits: list[tuple[Edit, str]],
-        kind: Literal["completion", "fallback", "model"],
-        rewrites: list[Rewrite],
-    ) -> str:
+    def _write(text: str, edits: list[tuple[Edit, str]], kind: Kind, rewrites: list[Rewrite]) -> str:
         """Apply edits, which do not overlap, and note each with its reason."""
         out, at = [], 0
         for (start, end, new), reason in sorted(edits):
@@ -159,13 +153,13 @@ class Rewriter:
 
     def _nearest(self, word: str) -> str | None:
         found = []
-        for right in self._words.get(word[0], ()):
+        for right in self._words.get(word[0], set()):
             distance = typo_distance(word, right)
             if distance and slip(word, right) and not (right.startswith(word) or word.startswith(right)):
                 found.append((distance, right))
-        if not found or any(stem_word(right) == stem_word(word) for _, right in found):
+        if any(stem_word(right) == stem_word(word) for _, right in found):
             return None
-        best = min(distance for distance, _ in found)
+        best = min(found, default=(0, ""))[0]
         rights = {stem_word(right): right for distance, right in sorted(found, reverse=True) if distance == best}
         return next(iter(rights.values())) if len(rights) == 1 else None
 
@@ -227,9 +221,8 @@ class Rewriter:
             longs = [f for f in entry.formal if f != entry.abbreviation]
             long = in_language(longs, language) or next(iter(longs), "")
             if long and not holds(text, long) and self._held.phrase(long):
-                edits.append(
-                    ((start, end, form + bracket([long], language)), f"{entry.abbreviation} stands for {long}")
-                )
+                edit = start, end, form + bracket([long], language)
+                edits.append((edit, f"{entry.abbreviation} stands for {long}"))
         return edits
 
     def _is_word(self, text: str, start: int, end: int) -> bool:
@@ -258,8 +251,8 @@ class Rewriter:
             answer = self._propose(query) if self._propose else None
         except RagbuildError as error:
             return _unchanged(query, f"the model failed: {error}")
-        text = answer.get("query") if isinstance(answer, Mapping) else None
-        parts = (answer.get("sub_questions") or []) if isinstance(answer, Mapping) else []
+        answer = answer if isinstance(answer, Mapping) else {}
+        text, parts = answer.get("query"), answer.get("sub_questions") or []
         if not isinstance(text, str) or not isinstance(parts, (list, tuple)):
             return _unchanged(query, "the model gave no usable answer")
         parts = [p.strip() for p in parts if isinstance(p, str) and p.strip()][: self.config.max_sub_questions]
@@ -281,9 +274,9 @@ def _unchanged(query: str, reason: str) -> RewriteResult:
 
 def _forms(entries: Sequence[TermEntry]) -> list[tuple[str, _Known]]:
     """Formal forms of all entries before colloquial ones: a name is nobody's nickname."""
-    formal = [(f, _Known(e, f, True)) for e in entries for f in e.formal]
+    formal = [(f, _Known(e, True)) for e in entries for f in e.formal]
     names = {_number_free(f) for f, _ in formal}
-    return formal + [(f, _Known(e, f, False)) for e in entries for f in e.colloquial if _number_free(f) not in names]
+    return formal + [(f, _Known(e, False)) for e in entries for f in e.colloquial if _number_free(f) not in names]
 
 
 def _number_free(form: str) -> str:

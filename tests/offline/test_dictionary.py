@@ -8,6 +8,7 @@ import pytest
 
 from ragbuild.core.config import DictionaryConfig
 from ragbuild.core.errors import InputRefused
+from ragbuild.core.forms import form_key
 from ragbuild.core.records import Document, TermEntry
 from ragbuild.core.text import jieba_tokenizer
 from ragbuild.offline.candidates import HanWords, statistical_candidates, token_runs
@@ -265,6 +266,61 @@ def test_the_dictionary_only_grows():
     }  # fmt: skip
 
 
+def as_json(result) -> str:
+    return json.dumps([entry.model_dump(mode="json") for entry in result.entries], ensure_ascii=False)
+
+
+def settles(documents, first, **inputs) -> None:
+    """Built again upon its own output, twice, the dictionary is the same to the byte, and so is what is reported."""
+    for again in (first, build(documents, previous=first.entries, **inputs)):
+        result = build(documents, previous=again.entries, **inputs)
+        assert as_json(result) == as_json(first)
+        assert (result.conflicts, result.review) == (first.conflicts, first.review)
+
+
+REVIEW = [
+    ReviewRow("accept", "SSO", "SSO", "", ("统一登录",), "login"),
+    ReviewRow("edit", "恢复密钥", "", "recovery key", ("密封卡",), "recovery"),
+    ReviewRow("reject", "idle timeout"),
+]
+
+
+@pytest.mark.parametrize("review", [[], REVIEW], ids=["machine", "expert"])
+@pytest.mark.parametrize("most", [2000, 4])
+def test_a_rebuild_changes_nothing(review, most):
+    inputs = {"review": review, "query_log": rows("recvoery key", "单点登陆"), "embed": fake_embed}
+    inputs["config"] = DictionaryConfig(max_candidates=most)
+    settles(DOCUMENTS, build(**inputs), **inputs)
+
+
+def test_an_added_document_only_adds():
+    inputs = {"review": REVIEW, "query_log": rows("recvoery key", "单点登陆")}
+    first = build(**inputs)
+    swap = "Single Sign-On. " * 9 + "The fan tray is hot. A fan tray needs SSO."  # another name is the commonest now
+    more = [*DOCUMENTS, (document("more"), swap)]
+    second = build(more, previous=first.entries, **inputs)
+    now = {e.standard_term: e for e in second.entries}
+    for old in first.entries:
+        new = now[old.standard_term]
+        assert {"tag": old.tag or new.tag, "count": new.count} | old.model_dump(exclude={"count", "tag"}) == (
+            new.model_dump()
+        )
+    assert set(now) - {e.standard_term for e in first.entries} == {"fan tray"}
+    settles(more, second, **inputs)
+    settles(DOCUMENTS, build(previous=second.entries, **inputs), **inputs)  # and when it is taken out again
+
+
+def test_a_review_that_comes_later_renames_terms_and_loses_no_form():
+    first = build()
+    second = build(previous=first.entries, review=REVIEW)
+    forms = [form_key(f) for e in second.entries for f in e.forms]
+    assert {form_key(f) for e in first.entries for f in e.forms} <= set(forms)
+    assert len(forms) == len(set(forms)), "a form has one owner"
+    assert named(second)["recovery key"].standard_term == "恢复密钥"
+    assert named(second)["SSO"].standard_term == "SSO" and "单点登录" in named(second)["SSO"].forms
+    settles(DOCUMENTS, second, review=REVIEW)
+
+
 def test_two_meanings_of_one_abbreviation_are_reported():
     text = "Service Provider (SP) and Service Pack (SP).\n\nA Service Provider (SP). A Service Pack (SP)." * 2
     result = build([(document("a"), text)])
@@ -371,3 +427,10 @@ def test_the_sample_data_give_a_dictionary_an_expert_can_work_with():
     assert all(terms[row.standard_term].source == "expert" for row in review if row.decision != "reject")
     assert result.conflicts == []
     assert terms["SSO"].colloquial[:1] == ("single signon",)
+    settles(documents, result, query_log=log, review=review)
+    part = build(documents[1:], query_log=log, review=review)
+    whole = build(documents, query_log=log, review=review, previous=part.entries)
+    kept = {e.standard_term: set(e.forms) for e in whole.entries}
+    assert all(set(e.forms) <= kept[e.standard_term] for e in part.entries)
+    assert len(whole.entries) > len(part.entries)
+    settles(documents, whole, query_log=log, review=review)

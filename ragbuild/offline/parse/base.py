@@ -225,7 +225,7 @@ def pipe_table(rows: list[list[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    text = re.sub(r"[ \t]*\n\s*", "<br>", text.strip())
+    text = re.sub(r"(?<![ \t])[ \t]*+\n\s*", "<br>", text.strip())
     return re.sub(r"(?<!\\)\|", r"\\|", re.sub(r"[ \t]+", " ", text))
 
 

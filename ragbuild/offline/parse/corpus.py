@@ -81,8 +81,6 @@ def parse_file(path: str | Path, parse: ParseConfig, corpus: CorpusConfig) -> Pa
 
 def _parser_for(path: Path, candidates: list[DocumentParser], corpus: CorpusConfig) -> DocumentParser:
     """The first parser that accepts the file. Raises DocumentRefused for what no parser may or can read."""
-    if any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in path.name):
-        raise DocumentRefused("its name holds a line break, a control character or broken UTF-8; rename the file")
     if not path.is_file():
         raise DocumentRefused("no regular file but a pipe, socket or device; remove it")
     size, head = path.stat().st_size / MB, read_head(path)
@@ -106,15 +104,15 @@ def _parse(job: _Job) -> ParsedDocument:
             parsed = job.parser.parse(job.path, job.options)
         except Exception as error:
             raise DocumentRefused(_reason(error, f" as {job.parser.name}")) from error
-        lines = [line for line in parsed.markdown.split("\n") if re.search(r"\w", line)]
-        if all(re.match(" {0,3}#{1,6} ", line) for line in lines):
-            what = "headings only, nothing below them" if lines else "no text"
-            raise DocumentRefused(f"holds {what} (read as {job.parser.name})")
         hashes = [sha256(image.data) for image in parsed.images]
         with contextlib.suppress(OSError):  # the cache only saves time: a full disk must not cost a document
             for image in parsed.images:
                 write_bytes(job.cache / image.name, image.data)
             write_json(job.cache / "document.json", _as_json(parsed, markdown=parsed.markdown, hashes=hashes))
+    lines = [line for line in parsed.markdown.split("\n") if re.search(r"\w", line)]
+    if all(re.match(" {0,3}#{1,6} ", line) for line in lines):
+        what = "headings only, nothing below them" if lines else "no text"
+        raise DocumentRefused(f"holds {what} (read as {job.parser.name})")
     warning = mislabelled(job.path, detect(read_head(job.path), job.path))
     return replace(parsed, warnings=(*parsed.warnings, warning)) if warning else parsed
 
@@ -182,6 +180,8 @@ def parse_corpus(
     first_with: dict[str, str] = {}  # content hash or document key -> doc_source
     for source, path in files.items():
         try:
+            if _printable(source) != source:
+                raise DocumentRefused("its name holds a line break, a control character or broken UTF-8; rename it")
             content_hash, options = hash_path(path), ParseOptions(safe_name(source), parse, corpus)
             job = _Job(path, _parser_for(path, every, corpus), options, content_hash)
             if (first := first_with.setdefault(content_hash, source)) != source:

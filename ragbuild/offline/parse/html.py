@@ -32,7 +32,7 @@ class HtmlParser(DocumentParser):
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
         data = path.read_bytes()
-        soup = BeautifulSoup(re.sub(r"\s*<\?xml[^>]*>", "", _html_text(data), count=1), "lxml")
+        soup = BeautifulSoup(re.sub(r"<\?xml[^<>]*>", "", _html_text(data), count=1), "lxml")
         metadata = {"title": " ".join(soup.title.get_text().split())} if soup.title else {}
         markdown, images = html_to_markdown(_main_part(soup), options)
         return ParsedDocument(markdown, (0,), images, metadata, self.name)
@@ -129,6 +129,8 @@ def html_to_markdown(root: Tag, options: ParseOptions) -> tuple[str, tuple[Parse
         tag.decompose()
     for string in root.find_all(string=re.compile("\xa0")):
         string.replace_with(re.sub("[ \xa0]+", " ", string))
+    for string in root.find_all(string=re.compile("[ \t]{100}")):  # markdownify's time grows with the square of a run
+        string.replace_with(re.sub("[ \t]{100,}", " " * 100, string))
     for table in reversed(root.find_all("table")):  # inner tables first
         _replace_table(table, converter)
     parts = by_fence(converter.convert_soup(root))

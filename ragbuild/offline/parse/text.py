@@ -26,7 +26,7 @@ class TextParser(DocumentParser):
     punctuation at its end. A numbered question (``1.1 Q: …``) with its answer on the next line is one too.
     """
 
-    name, version = "text", "1"
+    name, version = "text", "2"
 
     def parse(self, path: Path, options: ParseOptions) -> ParsedDocument:
         text = decode(path.read_bytes())
@@ -35,7 +35,7 @@ class TextParser(DocumentParser):
         metadata, out = {}, []
         for i, block in enumerate(blocks):
             first = block[0].strip()
-            if i == 0 and _is_title(block):
+            if i == 0 and len(blocks) > 1 and _is_title(block):  # a file of one line is no title without a text
                 metadata["title"] = first
                 out.append(f"# {first}")
             elif len(block) == 1 and (level := heading_level(first)):
