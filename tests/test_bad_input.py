@@ -297,7 +297,14 @@ def test_damaged_manifest(tmp_path: Path, text: str) -> None:
 
 def test_questions_of_any_kind(indexes: Path) -> None:
     asked = pipeline(indexes)
-    for query in ("timeout " * 8000, "恢复" * 25_000, "Как восстановить?", "什么是 timeout\udcff?", "a\0b", "\u202etuo"):
+    for query in (
+        "timeout " * 8000,
+        "恢复" * 25_000,
+        "Как восстановить?",
+        "什么是 timeout\udcff?",
+        "a\0b",
+        "\u202etuo",
+    ):
         assert asked.ask(query).model_dump_json()
     for query in ("", " \n", "?!…。，", "🙂", "\udcff"):
         with pytest.raises(UsageError, match="no letter"):

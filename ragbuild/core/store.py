@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ragbuild.core.errors import InputRefused, UsageError
+from ragbuild.core.errors import InputRefused, RagbuildError, UsageError
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -30,7 +30,12 @@ def cache_dir(name: str = "") -> Path:
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ragbuild"
     )
     folder = Path(base) / name
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise RagbuildError(
+            f"the cache folder {folder} cannot be made ({error.strerror}); set RAGBUILD_CACHE_DIR to one that can"
+        ) from error
     return folder
 
 

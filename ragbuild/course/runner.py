@@ -14,9 +14,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -354,19 +356,18 @@ def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[Ste
     before = step_hash(spec, workspace, config)
     error: RagbuildError | None = None
     try:
-        papermill.execute_notebook(
-            str(spec.path), str(target), parameters={"run_dir": str(workspace.root.resolve()), "overrides": {}},
-            kernel_name="python3", progress_bar=False, cwd=str(repository()), log_output=False,
-            kernel_manager_class=kernels,
-        )  # fmt: skip
+        with _stoppable(kernels):
+            papermill.execute_notebook(
+                str(spec.path), str(target), parameters={"run_dir": str(workspace.root.resolve()), "overrides": {}},
+                kernel_name="python3", progress_bar=False, cwd=str(repository()), log_output=False,
+                kernel_manager_class=kernels,
+            )  # fmt: skip
     except PapermillExecutionError as failure:
         error = _failure(spec, target, failure)
     except Exception as failure:  # the kernel died, or the notebook is no notebook
         error = StepFailed(f"{spec.path.name}: {type(failure).__name__}: {failure}\n  kept: {target}")
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-    if kernels.stopped_by is not None:
-        raise KeyboardInterrupt(kernels.stopped_by)
     seconds = round(time.perf_counter() - start, 2)
     if error is not None:
         return StepResult(spec.name, "failed", seconds, str(error).splitlines()[0]), error
@@ -381,35 +382,40 @@ def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[Ste
 
 
 def _local_kernels(folder: str) -> type:
-    """Kernels that are spoken to through sockets in the private `folder`: nothing listens on a TCP port.
-
-    Their class notes in `stopped_by` when a signal, and not the end of the notebook, shut the kernel down.
-    """
-    import asyncio
-    import signal
-
+    """Kernels that are spoken to through sockets in the private `folder`: nothing listens on a TCP port."""
     from jupyter_client.manager import AsyncKernelManager
 
     class LocalKernelManager(AsyncKernelManager):
-        stopped_by: str | None = None
+        pid: int | None = None  # of the kernel that runs, which leads a process group of its own
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**{**settings, "transport": "ipc", "connection_file": f"{folder}/kernel.json"})
 
-        async def post_start_kernel(self, **settings: Any) -> None:
-            """nbclient answers SIGINT and SIGTERM by shutting the kernel down: say so before it does."""
-            await super().post_start_kernel(**settings)
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handle = getattr(loop, "_signal_handlers", {}).get(number)
-                if handle is not None:
-                    loop.add_signal_handler(number, self._note, number, handle)
-
-        def _note(self, number: signal.Signals, handle: Any) -> None:
-            type(self).stopped_by = number.name
-            handle._callback(*handle._args)
+        async def _async_post_start_kernel(self, **settings: Any) -> None:
+            await super()._async_post_start_kernel(**settings)
+            type(self).pid = getattr(self.provisioner, "pid", None)
 
     return LocalKernelManager
+
+
+@contextlib.contextmanager
+def _stoppable(kernels: Any) -> Iterator[None]:
+    """Ctrl-C and a polite kill end the kernel at once and raise KeyboardInterrupt with the signal's number."""
+
+    def stop(number: int, _: object) -> None:
+        if kernels.pid:
+            with contextlib.suppress(OSError):
+                os.killpg(kernels.pid, signal.SIGKILL)
+        raise KeyboardInterrupt(number)
+
+    former = {}
+    if threading.current_thread() is threading.main_thread():
+        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _failure(spec: StepSpec, target: Path, failure: Any) -> RagbuildError:

@@ -1,7 +1,8 @@
 """The term dictionary: candidates from documents, merged with the query log and validated by an expert.
 
-One for all documents, and append-only: an entry of an earlier run (`previous`) is never lost, not even when documents
-are deleted or the expert rejects it later (which the report says). What the expert wrote wins over the machine.
+One for all documents, and append-only: a form of an earlier run (`previous`) is never lost, not even when documents
+are deleted or the expert rejects it later (which the report says). What the expert wrote wins over the machine: a
+form that a later edit strikes out stays as a colloquial one. A rebuild upon its own output changes nothing.
 """
 
 from __future__ import annotations

@@ -142,12 +142,12 @@ def keep(pool: Pool, previous: Sequence[TermEntry], review: Sequence[ReviewRow])
 
 
 def keep_forms(pool: Pool, tagged: Container[str]) -> None:
-    """Former forms that no term has any more come back as colloquial ones; former tags stay, except in `tagged`."""
-    held = {form_key(f) for t in pool.terms for f in t.forms}
+    """Former forms that no other term has come back as colloquial ones; former tags stay, except in `tagged`."""
+    held = {form_key(f): t for t in pool.terms for f in t.forms}
     for term in pool.terms:
-        for entry in term.former:
-            term.colloquial += [f for f in entry.forms if form_key(f) not in held]
-            held.update(map(form_key, entry.forms))
+        for form in (f for entry in term.former for f in entry.forms if f not in term.forms):
+            if held.setdefault(form_key(form), term) is term:
+                term.colloquial.append(form)
         if term.standard_term not in tagged:
             term.tag = next((e.tag for e in term.former if e.tag), term.tag)
 

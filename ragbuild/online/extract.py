@@ -235,8 +235,9 @@ def _fit(question: str, text: str) -> float:
 def _factor(question: str, passage: Passage, rank: int) -> float:
     """By kind of passage; steps count most when they are asked for and stand in one of the best parents."""
     if passage.kind == "list" and passage.steps > 1:
-        asked = _STEPS.search(question) and not _NUMBER.search(question)
-        return STEPS if asked and rank < 3 else _KIND["list"] if _NUMBER.search(question) else 1.0
+        if _STEPS.search(question) and not _NUMBER.search(question) and rank < 3:
+            return STEPS
+        return 1.0 if _TROUBLE.search(question) else _KIND["list"]
     if passage.kind in ("list", "table") and _ALL.search(question):
         return ALL
     return 1.1 if passage.kind == "paragraph" and passage.header else _KIND[passage.kind]

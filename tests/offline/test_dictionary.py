@@ -434,3 +434,5 @@ def test_the_sample_data_give_a_dictionary_an_expert_can_work_with():
     assert all(set(e.forms) <= kept[e.standard_term] for e in part.entries)
     assert len(whole.entries) > len(part.entries)
     settles(documents, whole, query_log=log, review=review)
+    left = {e.standard_term: set(e.forms) for e in build([], previous=result.entries).entries}
+    assert left == {e.standard_term: set(e.forms) for e in result.entries}  # without documents, review and log

@@ -61,10 +61,13 @@ class _Job:
     content_hash: str
 
     @property
-    def cache(self) -> Path:
+    def cache(self) -> Path | None:
+        """None when no cache can be had: it only saves time."""
         settings = f"{self.options.parse.model_dump_json()}|{self.options.corpus.max_unzipped_mb}"
         key = sha256("|".join([self.content_hash, self.parser.name, self.parser.version, self.options.name, settings]))
-        return cache_dir("parsed") / key[:2] / key
+        with contextlib.suppress(RagbuildError):
+            return cache_dir("parsed") / key[:2] / key
+        return None
 
 
 def parsers() -> list[DocumentParser]:
@@ -105,10 +108,12 @@ def _parse(job: _Job) -> ParsedDocument:
         except Exception as error:
             raise DocumentRefused(_reason(error, f" as {job.parser.name}")) from error
         hashes = [sha256(image.data) for image in parsed.images]
-        with contextlib.suppress(OSError):  # the cache only saves time: a full disk must not cost a document
-            for image in parsed.images:
-                write_bytes(job.cache / image.name, image.data)
-            write_json(job.cache / "document.json", _as_json(parsed, markdown=parsed.markdown, hashes=hashes))
+        cache = job.cache
+        with contextlib.suppress(OSError):  # a full disk must not cost a document
+            for image in parsed.images if cache else ():
+                write_bytes(cache / image.name, image.data)
+            if cache:
+                write_json(cache / "document.json", _as_json(parsed, markdown=parsed.markdown, hashes=hashes))
     lines = [line for line in parsed.markdown.split("\n") if re.search(r"\w", line)]
     if all(re.match(" {0,3}#{1,6} ", line) for line in lines):
         what = "headings only, nothing below them" if lines else "no text"
@@ -140,8 +145,10 @@ def _from_json(data: dict[str, Any], markdown: str, folder: Path | None) -> Pars
     return ParsedDocument(markdown, starts, images, dict(data["metadata"]), data["parser"], warnings)
 
 
-def _cached(folder: Path) -> ParsedDocument | None:
+def _cached(folder: Path | None) -> ParsedDocument | None:
     """The cache's entry, or None when there is none or it is damaged."""
+    if folder is None:
+        return None
     try:
         data = read_json(folder / "document.json")
         parsed = _from_json(data, str(data["markdown"]), folder)
