@@ -137,7 +137,7 @@ def test_links_pipes_and_what_may_not_be_read(tmp_path: Path) -> None:
             os.seteuid(0)
         (folder / "shut").chmod(0o755)
     why = reasons(result)
-    assert sources(result) == ["good.md"] and digest
+    assert sources(result) == ["good.md"] and digest, why
     assert set(why) == {"file-link.md", "folder-link", "dangling.md", "pipe.md", "closed.md", "shut"}
     assert "not followed" in why["folder-link"] and "no regular file" in why["pipe.md"]
     assert "Permission denied" in why["closed.md"] and "permissions" in why["shut"]
