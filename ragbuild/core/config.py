@@ -261,7 +261,8 @@ class Endpoints:
         return cls(get("RAGBUILD_LLM_BASE_URL"), get("RAGBUILD_LLM_API_KEY"), get("RAGBUILD_DATABASE_URL"))
 
     def __repr__(self) -> str:  # a key must not reach a log or a traceback
-        return f"Endpoints(llm_base_url={shown_url(self.llm_base_url)!r}, llm_api_key={'set' if self.llm_api_key else None})"
+        key = "set" if self.llm_api_key else None
+        return f"Endpoints(llm_base_url={shown_url(self.llm_base_url)!r}, llm_api_key={key})"
 
 
 def shown_url(url: str | None) -> str:

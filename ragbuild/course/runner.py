@@ -208,6 +208,7 @@ def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None
     except shutil.Error as error:
         shutil.rmtree(half, ignore_errors=True)
         raise OSError(errno.EIO, f"{last} cannot be copied ({str(error.args[0])[:200]})", str(new)) from error
+    write_json(half / "manifest.json", {**manifest_of(half), "complete": False})  # others go on in it, or wait for it
     os.replace(half, new)
     return new
 
