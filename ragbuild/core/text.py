@@ -21,10 +21,10 @@ _HAN_CHAR = re.compile(f"[{HAN}]")
 
 # What carries no meaning of its own in a question or a manual. Short on purpose: "not" and "no" stay.
 STOPWORDS = frozenset(
-    "a an and are as at be by do does for from has have how i if in into is it its me my of on or our so that the "
-    "their them then there these they this to us was we were what when where which who why will with you your can "
+    "a an and are as at be by do does for from has have how i if in into is it its me my of often on or our so that "
+    "the their them then there these they this to us was we were what when where which who why will with you your can "
     "的 了 和 与 及 或 在 是 有 为 被 把 对 从 到 于 以 之 也 都 就 而 且 并 等 吗 呢 吧 啊 么 怎么 如何 什么 哪些 "
-    "哪个 怎样 多少 我 你 他 我们 你们 这 那 这个 那个 请问 一下".split()
+    "哪个 怎样 多少 多久 我 你 他 我们 你们 这 那 这个 那个 请问 一下".split()
 )
 
 

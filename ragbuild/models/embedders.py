@@ -116,7 +116,9 @@ class SentenceTransformerEmbedder:
 
     def __init__(self, name: str, config: EmbedderConfig, path: str | None = None) -> None:
         from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # of loading weights: a question's answer needs no bar
         self.name = name
         try:
             self._model = SentenceTransformer(

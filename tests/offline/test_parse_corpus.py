@@ -76,14 +76,14 @@ def test_rules_on_file_names(tmp_path: Path, name: str, doc_id: str, version: st
 
 def test_front_matter_wins_over_the_sidecar_and_that_over_rules(tmp_path: Path) -> None:
     put(tmp_path, {
-        "a-1.0.md": "---\ntitle: From front matter\nproduct_model: [LG-200, LG-500]\nowner: me\n---\n# Heading\n\ntext\n",
+        "a-1.0.md": "---\ntitle: Front matter\nproduct_model: [LG-200, LG-500]\nowner: me\n---\n# Heading\n\ntext\n",
         "documents.csv": "doc_source,title,kb,product_model,effective_date,extra\n"
         "a-1.0.md,From the sidecar,manuals,all,2026-02-10,x\ngone.pdf,Gone,,,,\na-1.0.md,Again,,,,\n",
     })  # fmt: skip
     result = read(tmp_path)
     document = result.documents[0].document
     assert (document.title, document.kb, document.product_model) == (
-        "From front matter",
+        "Front matter",
         "manuals",
         ("LG-200", "LG-500"),
     )
