@@ -50,6 +50,7 @@ def cjk_font() -> str | None:
 def use_style() -> None:
     """Set matplotlib's look for this course; says once when no font has Chinese glyphs."""
     import logging
+    import warnings
 
     import matplotlib
 
@@ -66,6 +67,7 @@ def use_style() -> None:
         }
     )  # fmt: skip
     if font is None:
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # said once, below, and not under every plot
         print(NO_CJK_FONT)
 
 
