@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -16,6 +17,7 @@ from ragbuild.core.config import Endpoints, LLMConfig
 from ragbuild.core.errors import MissingResource, UsageError
 from ragbuild.models.llm import ChatClient, RequestRefused, UnparsedAnswer, _retry_after, _wait, parse_json
 
+_NUMBER = itertools.count()
 KEY = "sk-very-secret-0123456789"
 ASK = [{"role": "user", "content": "How do I reset it?"}]
 
@@ -48,13 +50,14 @@ def failure(status: int, message: str = "no", **headers: str) -> Response:
 def endpoint(httpserver):
     """`endpoint(*responses, **config)`: a client whose requests get these responses in turn, and the request bodies."""
     clients = []
+    base = f"/{next(_NUMBER)}/v1"  # of its own: a request that an earlier test gave up may still arrive
 
     def make(*responses: Response, key: str | None = KEY, **config):
         for response in responses:
-            httpserver.expect_ordered_request("/v1/chat/completions", method="POST").respond_with_response(response)
-        client = ChatClient(LLMConfig(**config), Endpoints(httpserver.url_for("/v1"), key))
+            httpserver.expect_ordered_request(f"{base}/chat/completions", method="POST").respond_with_response(response)
+        client = ChatClient(LLMConfig(**config), Endpoints(httpserver.url_for(base), key))
         clients.append(client)
-        return client, lambda: [json.loads(request.get_data()) for request, _ in httpserver.log]
+        return client, lambda: [json.loads(r.get_data()) for r, _ in httpserver.log if r.path.startswith(base)]
 
     yield make
     for client in clients:
@@ -68,7 +71,7 @@ def test_complete_sends_the_configuration_and_counts_tokens(endpoint, httpserver
     assert (done.prompt_tokens, done.completion_tokens, done.retries, done.finish_reason) == (11, 7, 0, "stop")
     assert done.seconds > 0
     assert bodies() == [{"model": "m1", "messages": ASK, "temperature": 0.2, "max_tokens": 99}]
-    assert httpserver.log[0][0].headers["Authorization"] == f"Bearer {KEY}"
+    assert httpserver.log[-1][0].headers["Authorization"] == f"Bearer {KEY}"
 
 
 def test_missing_usage_is_none_and_an_empty_answer_is_empty(endpoint):
