@@ -19,7 +19,7 @@ from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Chunk
 
 _TEXT, _LIST = pa.string(), pa.list_(pa.string())
-_COLUMNS: dict[str, pa.DataType] = {
+COLUMNS: dict[str, pa.DataType] = {
     "chunk_id": _TEXT, "parent_id": _TEXT, "child_ids": _LIST, "chapter": _TEXT, "section": _TEXT, "breadcrumb": _TEXT,
     "page": pa.int32(), "page_end": pa.int32(), "tag": _LIST, "content": _TEXT, "span": pa.list_(pa.int64(), 2),
     "n_tokens": pa.int32(), "image_ids": _LIST, "doc_id": _TEXT, "doc_version": _TEXT, "product_model": _LIST,
@@ -73,8 +73,8 @@ class SegmentWriter:
         self.folder, self.n_children, self.n_parents, self.n_tokens = folder, 0, 0, 0
         self._first_uid = first_uid
         self._parent_row: dict[str, int] = {}
-        schema = pa.schema([*_COLUMNS.items(), *_CHILD_ONLY.items()])
-        self._parents = _Records(folder / "parents.arrow", pa.schema(list(_COLUMNS.items())))
+        schema = pa.schema([*COLUMNS.items(), *_CHILD_ONLY.items()])
+        self._parents = _Records(folder / "parents.arrow", pa.schema(list(COLUMNS.items())))
         self._children = _Records(folder / "children.arrow", schema)
         self._keys = pa.ipc.new_file(str(folder / "keys.arrow"), pa.schema([schema.field(n) for n in _KEYS]))
         self._vectors = (folder / "vectors.f32").open("wb")
@@ -123,7 +123,7 @@ class SegmentWriter:
 
 
 def _batch(chunks: Sequence[Chunk], schema: pa.Schema, extra: dict[str, list[Any]] | None = None) -> pa.RecordBatch:
-    columns: dict[str, list[Any]] = {name: [getattr(c, name) for c in chunks] for name in _COLUMNS}
+    columns: dict[str, list[Any]] = {name: [getattr(c, name) for c in chunks] for name in COLUMNS}
     columns.update(extra or {})
     return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
@@ -165,7 +165,7 @@ class Rows:
             self._readers[names] = pa.ipc.open_file(pa.OSFile(str(self._path)), options=options)
         return self._readers[names]
 
-    def take(self, rows: np.ndarray, names: Sequence[str] = tuple(_COLUMNS)) -> list[dict[str, Any]]:
+    def take(self, rows: np.ndarray, names: Sequence[str] = tuple(COLUMNS)) -> list[dict[str, Any]]:
         """The named columns of the given rows as dicts, in the order of `rows`."""
         if not len(rows):
             return []

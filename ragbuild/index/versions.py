@@ -27,7 +27,7 @@ from ragbuild.core.text import LexicalTokenizer, make_tokenizer
 from ragbuild.index.dense import DenseIndex, build_graph
 from ragbuild.index.filters import FIELDS, Filter
 from ragbuild.index.lexical import LexicalIndex, RankBM25Index, TantivyIndex, bm25_scores
-from ragbuild.index.segments import Rows, Segment, SegmentWriter, as_chunks
+from ragbuild.index.segments import COLUMNS, Rows, Segment, SegmentWriter, as_chunks
 
 BATCH = 1024  # children held in memory while an index is written
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -315,6 +315,12 @@ class IndexVersion:
         files = [s.parents for s in self._segments]
         return as_chunks(_take(files, np.arange(sum(f.num_rows for f in files))))
 
+    def children_and_tokens(self, rows: np.ndarray) -> tuple[list[Chunk], list[list[str]]]:
+        """Both of the given rows, in one read."""
+        records = _take([s.children for s in self._segments], rows, (*COLUMNS, "tokens"))
+        tokens = [record.pop("tokens") for record in records]
+        return as_chunks(records), tokens
+
     def tokens(self, rows: np.ndarray) -> list[list[str]]:
         """The tokens that were cut when the index was made."""
         return [row["tokens"] for row in _take([s.children for s in self._segments], rows, ("tokens",))]
@@ -323,10 +329,13 @@ class IndexVersion:
         """Rows and BM25 scores of the k best that pass, by (-score, id)."""
         return self.lexical.search(tokens, k, allowed, where)
 
-    def features(self, tokens: Sequence[str], query: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Lexical score, coverage and cosine of every given row, whichever route found it."""
-        lexical = self.manifest["lexical"]
-        scores, coverage = bm25_scores(tokens, self.tokens(rows), self.lexical, lexical["k1"], lexical["b"])
+    def features(
+        self, tokens: Sequence[str], query: np.ndarray, rows: np.ndarray, held: Sequence[Sequence[str]] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Lexical score, coverage and cosine of every given row, whichever route found it. `held`: their tokens, when
+        they have been read already."""
+        lexical, held = self.manifest["lexical"], self.tokens(rows) if held is None else held
+        scores, coverage = bm25_scores(tokens, held, self.lexical, lexical["k1"], lexical["b"])
         return {"lexical": scores, "coverage": coverage, "cosine": self.dense.score(query, rows)}
 
     def inspect(self, what: str) -> dict[str, Any]:

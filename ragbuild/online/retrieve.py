@@ -68,7 +68,8 @@ class Retriever:
         fused = rrf([ids for lists in routes.values() for ids in lists], config.rrf_k)[: config.top_n]
         clock("fuse")
         rows = version.rows_of([chunk_id for chunk_id, _ in fused])
-        features = _features(version, tokens, vectors, rows)
+        chunks, held = version.children_and_tokens(rows)
+        features = _features(version, tokens, vectors, rows, held)
         per_route = _route_hits(found, version)
         candidates = [
             Candidate(
@@ -76,7 +77,7 @@ class Retriever:
                 chunk=chunk,
                 features={name: float(values[rank - 1]) for name, values in features.items()},
             )
-            for rank, ((chunk_id, score), chunk) in enumerate(zip(fused, version.children(rows), strict=True), 1)
+            for rank, ((chunk_id, score), chunk) in enumerate(zip(fused, chunks, strict=True), 1)
         ]
         clock("features")
         return Retrieval(candidates, routes, seconds)
@@ -97,7 +98,7 @@ def _route_hits(
 
 
 def _features(
-    version: IndexVersion, tokens: Sequence[Sequence[str]], vectors: np.ndarray, rows: np.ndarray
+    version: IndexVersion, tokens: Sequence[Sequence[str]], vectors: np.ndarray, rows: np.ndarray, held: list[list[str]]
 ) -> dict[str, np.ndarray]:
     """Features of every candidate from both indexes; over sub-questions a feature is the maximum.
 
@@ -107,7 +108,7 @@ def _features(
         return {}
     out: dict[str, np.ndarray] = {}
     for query_tokens, vector in zip(tokens, vectors, strict=True):
-        one = version.features(query_tokens, vector, rows)
+        one = version.features(query_tokens, vector, rows, held)
         one["lexical_share"] = one["lexical"] / (one["lexical"].max() or 1.0)
         span = np.ptp(one["cosine"])
         one["cosine_share"] = (one["cosine"] - one["cosine"].min()) / span if span > 0 else np.zeros(len(rows))
