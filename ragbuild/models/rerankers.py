@@ -7,7 +7,7 @@ appear. It does not fuse routes: it orders the candidates that RRF chose.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,10 +56,23 @@ class NoReranker:
         return np.array([c.hit.score for c in candidates])
 
 
-class CrossEncoderReranker:
-    """Any sentence-transformers CrossEncoder: a hub id or a local folder."""
+class _PairReranker:
+    """A model that reads (question, child) pairs; a subclass gives `_raw`, one number a pair."""
 
     stand_in = False
+
+    def score(self, query: str, candidates: Sequence[Candidate]) -> np.ndarray:
+        if not candidates:
+            return np.zeros(0)
+        pairs = [(query, index_text(c.chunk)) for c in candidates]
+        return np.asarray(self._raw(pairs), dtype=np.float64).reshape(len(pairs))
+
+    def _raw(self, pairs: list[tuple[str, str]]) -> Any:
+        raise TypeError(f"{type(self).__name__} scores no pairs")
+
+
+class CrossEncoderReranker(_PairReranker):
+    """Any sentence-transformers CrossEncoder: a hub id or a local folder."""
 
     def __init__(self, name: str, local_files_only: bool) -> None:
         from sentence_transformers import CrossEncoder
@@ -70,17 +83,12 @@ class CrossEncoderReranker:
         except (OSError, ValueError) as error:
             raise MissingResource(_no_reranker(name, error)) from error
 
-    def score(self, query: str, candidates: Sequence[Candidate]) -> np.ndarray:
-        if not candidates:
-            return np.zeros(0)
-        pairs = [(query, index_text(c.chunk)) for c in candidates]
-        return np.asarray(self._model.predict(pairs, show_progress_bar=False), dtype=np.float64).reshape(len(pairs))
+    def _raw(self, pairs: list[tuple[str, str]]) -> Any:
+        return self._model.predict(pairs, show_progress_bar=False)
 
 
-class FlagReranker:
+class FlagReranker(_PairReranker):
     """bge-reranker through FlagEmbedding: a hub id or a local folder."""
-
-    stand_in = False
 
     def __init__(self, name: str, local_files_only: bool) -> None:
         from FlagEmbedding import FlagReranker as Model
@@ -92,11 +100,8 @@ class FlagReranker:
         except (OSError, ValueError) as error:
             raise MissingResource(_no_reranker(name, error)) from error
 
-    def score(self, query: str, candidates: Sequence[Candidate]) -> np.ndarray:
-        if not candidates:
-            return np.zeros(0)
-        pairs = [(query, index_text(c.chunk)) for c in candidates]
-        return np.asarray(self._model.compute_score(pairs), dtype=np.float64).reshape(len(pairs))
+    def _raw(self, pairs: list[tuple[str, str]]) -> Any:
+        return self._model.compute_score(pairs)
 
 
 def _no_reranker(name: str, error: Exception) -> str:
