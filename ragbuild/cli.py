@@ -20,6 +20,7 @@ from ragbuild.core.errors import InputRefused, RagbuildError, UsageError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+QueryArgument = Annotated[str, typer.Argument(help="The question, in Chinese or English; - reads it from stdin.")]
 WorkspaceOption = Annotated[
     Path | None, typer.Option("--workspace", "-w", help="A run's folder (default outputs/latest).")
 ]
@@ -192,9 +193,14 @@ def _plain_markup(text: str) -> str:
     return escape(text)
 
 
+def _question(query: str) -> str:
+    """The question as given, or from stdin: an argument has a limit of its own."""
+    return sys.stdin.read().rstrip("\n") if query == "-" else query
+
+
 @app.command()
 def ask(
-    query: Annotated[str, typer.Argument(help="The question, in Chinese or English; - reads it from stdin.")],
+    query: QueryArgument,
     workspace: WorkspaceOption = None,
     old: Annotated[bool, typer.Option("--old", help="Let older (legacy) versions in.")] = False,
     filters: FilterOptions = None,
@@ -205,8 +211,7 @@ def ask(
     from ragbuild.online.pipeline import Pipeline
 
     root = _workspace(workspace)
-    question = sys.stdin.read() if query == "-" else query
-    answer = Pipeline.open(root, _config(root, param)).ask(question, _filter(filters, old))
+    answer = Pipeline.open(root, _config(root, param)).ask(_question(query), _filter(filters, old))
     for warning in answer.warnings:
         say(f"note: {warning}")
     if as_json:
@@ -221,7 +226,7 @@ def ask(
 
 @app.command()
 def retrieve(
-    query: Annotated[str, typer.Argument(help="The question, in Chinese or English.")],
+    query: QueryArgument,
     workspace: WorkspaceOption = None,
     top: Annotated[int, typer.Option(help="How many to show.", min=1)] = 10,
     old: Annotated[bool, typer.Option("--old", help="Let older (legacy) versions in.")] = False,
@@ -234,7 +239,8 @@ def retrieve(
 
     root = _workspace(workspace)
     pipeline = Pipeline.open(root, _config(root, param))
-    found = pipeline.retrieve(query, _filter(filters, old))
+    question = _question(query)
+    found = pipeline.retrieve(question, _filter(filters, old))
     for warning in found.warnings:
         say(f"note: {warning}")
     if as_json:
@@ -242,7 +248,7 @@ def retrieve(
             {**c.hit.model_dump(), "rerank_score": c.score, "chunk": c.chunk.model_dump(mode="json")}
             for c in found.ranked[:top]
         ]
-        emit({"query": query, "hits": hits, "trace": trace(found, pipeline)})
+        emit({"query": question, "hits": hits, "trace": trace(found, pipeline)})
         return
     for r in found.rewritten.rewrites:
         say(f"rewrite ({r.kind}): {r.before} -> {r.after}  [{r.reason}]")
