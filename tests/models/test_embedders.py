@@ -113,7 +113,7 @@ def test_a_query_prompt_goes_before_queries_only(tiny_bge_m3):
 @HEAVY
 def test_any_sentence_transformers_folder(tiny_bge_m3, tmp_path):
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     body = Transformer(str(tiny_bge_m3))
     SentenceTransformer(modules=[body, Pooling(32)]).save(str(tmp_path / "model"))
