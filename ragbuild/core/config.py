@@ -44,6 +44,9 @@ class CorpusConfig(Section):
     dir: str = "data/corpus"
     query_log: str = "auto"  # auto: query_log.csv in the corpus folder, else beside it
     term_review: str = "auto"
+    eval_set: str = "auto"  # a frozen eval_set.json, the same way
+    expert_eval_set: str = "auto"
+    baseline: str = "auto"  # what the last accepted run reached, the same way
     sidecar: str = "documents.csv"
     max_file_mb: float = Field(100, gt=0)
     max_unzipped_mb: float = Field(500, gt=0)
@@ -175,6 +178,54 @@ class GenerateConfig(Section):
     prompt: str = "initial_prompt"
 
 
+class EvalSetConfig(Section):
+    """How Q-DOC-Q pairs are made."""
+
+    generator: Literal["rules", "openai"] = "rules"
+    regenerate: bool = False  # a set is a frozen input: made again only on request
+    max_pairs: int = Field(400, ge=1)
+    per_child: int = Field(2, ge=1, le=10)  # at most, of different types
+    min_pairs: int = Field(50, ge=1)  # below: a warning
+    dedup_cosine: float = Field(0.92, ge=0, le=1)  # two questions about one place nearer than this: one goes
+
+
+class EvaluateConfig(Section):
+    """What is measured, and how it is judged."""
+
+    cutoffs: tuple[int, ...] = Field((1, 3, 5, 10, 20, 50), min_length=1)
+    judge: Literal["rubric", "openai"] = "rubric"
+    dimensions: tuple[str, ...] = Field(
+        (
+            "keyword_hit_rate", "content_accuracy", "credibility", "content_completeness", "expression_quality",
+            "logical_coherence",
+        ), min_length=1,
+    )  # fmt: skip
+    bootstrap: int = Field(2000, ge=100)
+
+
+class TuneConfig(Section):
+    """The sweep over Top-N and Top-M."""
+
+    corpus: str = "python-docs"  # python-docs | own (the workspace) | a folder of documents
+    min_children: int = Field(5000, ge=0)  # python-docs is made to hold this many
+    top_n: tuple[int, ...] = Field((20, 30, 40, 50, 64, 80, 100, 128, 200), min_length=2)
+    top_m_max: int = Field(16, ge=1, le=50)
+    tolerance: float = Field(0.01, ge=0, le=0.2)  # the plateau begins at the least K within this of the best recall
+    max_share: float = Field(0.1, gt=0, le=1)  # Top-N beyond this share of the children is never recommended
+    max_questions: int = Field(200, ge=10)
+
+
+class GatesConfig(Section):
+    """Below these the build ends with exit code 3. Rates are compared by the upper end of their 95 % interval."""
+
+    enabled: bool = True
+    lexical_recall_at_50: float = Field(0.8, ge=0, le=1)
+    dense_recall_at_50: float = Field(0.5, ge=0, le=1)
+    fused_recall_at_50: float = Field(0.85, ge=0, le=1)
+    terms_kept_whole: float = Field(0.9, ge=0, le=1)
+    margin: float = Field(0.02, ge=0, le=1)  # a metric of the baseline may fall by this much
+
+
 class LLMConfig(Section):
     """Everything about the chat endpoint but its address and key, which come from the environment."""
 
@@ -209,6 +260,10 @@ class Config(Section):
     retrieve: RetrieveConfig = RetrieveConfig()
     rerank: RerankConfig = RerankConfig()
     generate: GenerateConfig = GenerateConfig()
+    evalset: EvalSetConfig = EvalSetConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    tune: TuneConfig = TuneConfig()
+    gates: GatesConfig = GatesConfig()
     llm: LLMConfig = LLMConfig()
     course: CourseConfig = CourseConfig()
 

@@ -170,8 +170,9 @@ class EvalPair(Record):
     """One generated Q-DOC-Q pair (1 query : N chunks : 1 answer). `gt_doc_ids` are **chunk** ids, in spite of the
     method's name for them, and are derived from `gt_spans` for the chunks at hand when a set is loaded."""
 
+    pair_id: Text
     query: Text
-    gt_spans: tuple[GroundSpan, ...]
+    gt_spans: tuple[GroundSpan, ...] = Field(min_length=1)
     gt_doc_ids: tuple[str, ...] = ()
     gt_pages: tuple[int, ...] = ()
     gt_answer: Text
@@ -179,24 +180,56 @@ class EvalPair(Record):
     query_type: QueryType
     gen_source: Literal["single_chunk", "multi_chunk"]
     source_chunk_ids: tuple[str, ...] = ()
-    language: str = ""
+    language: Text
+    generator: Text = "rules"
+
+
+class PageRef(Record):
+    """Ground truth as a person writes it: a document's file name and pages. `quotes`, verbatim, narrow it to the
+    chunks that hold them; without any, every chunk of these pages is ground truth."""
+
+    doc_source: Text
+    pages: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    quotes: tuple[Text, ...] = ()
+
+
+CaseKind = Literal[
+    "plain", "colloquial", "abbreviation", "compound", "version", "close_miss", "out_of_scope", "single_chunk",
+    "multi_chunk",
+]  # fmt: skip
 
 
 class ExpertCase(Record):
-    """One case written by a person: ground truth by document and pages; `answerable` false means: to be refused."""
+    """One case written by a person. `answerable` false: to be refused. Keywords may hold alternatives joined by ``|``.
 
+    `ground` is what a complete answer needs, `also` other places that hold the same. `wrong_keywords` are values of
+    another version or model: an answer with one of them and none of `gt_keywords` is a wrong-version answer.
+    """
+
+    case_id: Text
     query: Text
-    doc_source: str = ""
-    gt_pages: tuple[int, ...] = ()
-    gt_spans: tuple[GroundSpan, ...] = ()
-    gt_doc_ids: tuple[str, ...] = ()
-    reference_answer: str = ""
-    gt_keywords: tuple[str, ...] = ()
-    evaluation_point: str = ""
+    language: Text
+    kind: CaseKind = "plain"
+    query_type: QueryType = "factual"
     answerable: bool = True
+    ground: tuple[PageRef, ...] = ()
+    also: tuple[PageRef, ...] = ()
+    near: str = ""  # the document that an unanswerable question nearly asks about
+    reference_answer: Text
+    gt_keywords: tuple[Text, ...] = ()
+    wrong_keywords: tuple[Text, ...] = ()
+    evaluation_point: str = ""
     given_answer: str = ""
     human_score: Literal[0, 1, 2] | None = None
     human_reason: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExpertCase:
+        if self.answerable != bool(self.ground):
+            raise ValueError("an answerable case needs ground truth, and one that is not answerable has none")
+        if (self.human_score is not None) != bool(self.given_answer):
+            raise ValueError("given_answer and human_score go together")
+        return self
 
 
 class RouteHit(Record):

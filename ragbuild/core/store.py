@@ -105,7 +105,7 @@ def read_records(path: str | Path, model: type[R]) -> list[R]:
         try:
             out.append(model.model_validate(row))
         except ValidationError as error:
-            raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {_fields(error)}") from None
+            raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {error_fields(error)}") from None
     return out
 
 
@@ -122,10 +122,10 @@ def iter_records(path: str | Path, model: type[R]) -> Iterator[R]:
     except FileNotFoundError:
         raise InputRefused(f"{path} is missing; run the step that writes it first") from None
     except ValidationError as error:
-        raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {_fields(error)}") from None
+        raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {error_fields(error)}") from None
 
 
-def _fields(error: ValidationError) -> str:
+def error_fields(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
 
 

@@ -22,7 +22,7 @@ from ragbuild.core.records import Answer
 from ragbuild.core.show import save_figure, use_style
 from ragbuild.core.store import Workspace, repository, write_json, write_text
 
-INPUTS = ("corpus", "query_log", "term_review")  # what people decide or own: read only, named ``input:<name>``
+INPUTS = ("corpus", "query_log", "term_review", "eval_set", "expert_eval_set", "baseline")  # what people decide or own: read only, named ``input:<name>``
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,14 @@ class StepSpec:
 
 
 def input_paths(config: Config) -> dict[str, Path | None]:
-    """Where the inputs lie: the corpus, and the query log and term review in it or beside it (None when absent)."""
+    """Where the inputs lie: the corpus, and the other inputs in it or beside it (None when absent)."""
     corpus = Path(config.corpus.dir).expanduser()
     corpus = corpus if corpus.is_absolute() else repository() / corpus
     out: dict[str, Path | None] = {"corpus": corpus}
-    for name in ("query_log", "term_review"):
+    for name in INPUTS[1:]:
         setting = getattr(config.corpus, name)
-        places = [corpus / f"{name}.csv", corpus.parent / f"{name}.csv"] if setting == "auto" else [Path(setting)]
+        file = f"{name}.csv" if name in ("query_log", "term_review") else f"{name}.json"
+        places = [corpus / file, corpus.parent / file] if setting == "auto" else [Path(setting)]
         out[name] = next((p for p in places if p.is_file()), None)
         if setting != "auto" and out[name] is None:
             raise UsageError(f"corpus.{name}: no file at {setting}")
