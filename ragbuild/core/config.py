@@ -175,6 +175,7 @@ class GenerateConfig(Section):
     max_quotes: int = Field(5, ge=1, le=20)
     abstain_coverage: float = Field(0.55, ge=0, le=1)
     abstain_cosine: float = Field(0.34, ge=-1, le=1)
+    abstain_unknown_names: bool = True
     prompt: str = "initial_prompt"
 
 
@@ -298,6 +299,10 @@ class ConfigView:
                 f"{', '.join(self._sections)}. Add it to the notebook's metadata (ragbuild.config)."
             )
         return getattr(self._config, name)
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> ConfigView:
+        """A view of a copy with dotted keys set, for measuring a change."""
+        return ConfigView(self._config.with_overrides(overrides), self._sections)
 
 
 @dataclass(frozen=True)

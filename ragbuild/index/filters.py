@@ -10,7 +10,11 @@ ANY_MODEL = "all"  # a document for all models passes every model filter
 
 @dataclass(frozen=True)
 class Filter:
-    """Allowed values by field; an empty tuple lets everything pass. A list field passes when one value is allowed."""
+    """Allowed values by field; an empty tuple lets everything pass. A list field passes when one value is allowed.
+
+    `naming`: tokens. A chunk of another version passes the `doc_version` condition when its text holds one of them, so
+    that release notes may tell about the version that a question names.
+    """
 
     status: tuple[str, ...] = ("active",)
     product_model: tuple[str, ...] = ()
@@ -18,6 +22,7 @@ class Filter:
     doc_type: tuple[str, ...] = ()
     kb: tuple[str, ...] = ()
     tag: tuple[str, ...] = ()
+    naming: tuple[str, ...] = ()
 
     def conditions(self) -> dict[str, tuple[str, ...]]:
         """The fields that restrict something, with the values that pass (``all`` added for product models)."""

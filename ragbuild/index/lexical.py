@@ -45,6 +45,10 @@ class LexicalIndex(Protocol):
         """0 for a token that no document holds."""
         ...
 
+    def rows_with(self, token: str) -> np.ndarray:
+        """The rows that hold this token, in no order."""
+        ...
+
 
 def best(rows: np.ndarray, scores: np.ndarray, k: int, id_rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The k best by (-score, id); `id_rank[row]` is the row's place in the order of ids.
@@ -92,6 +96,10 @@ class RankBM25Index:
 
     def idf(self, token: str) -> float:
         return self._bm25.idf.get(token, 0.0) if self._bm25 else 0.0
+
+    def rows_with(self, token: str) -> np.ndarray:
+        counts = self._bm25.doc_freqs if self._bm25 else []
+        return np.flatnonzero(np.fromiter((token in c for c in counts), bool, len(counts)))
 
 
 def _lucene_bm25(documents: Sequence[Sequence[str]], k1: float, b: float) -> Any:
@@ -167,12 +175,20 @@ class TantivyIndex:
         clauses = [(occur.Must, words)]
         for field, values in where.conditions().items():
             options = [(occur.Should, q.term_query(self._schema, field, value, "basic")) for value in values]
+            if field == "doc_version":
+                options += [(occur.Should, q.term_query(self._schema, "body", _safe(t), "freq")) for t in where.naming]
             clauses.append((occur.Must, q.const_score_query(q.boolean_query(options), 0.0)))
         return q.boolean_query(clauses)
 
     def idf(self, token: str) -> float:
         frequency = self._searcher.doc_freq("body", _safe(token))
         return lucene_idf(self.n_documents, frequency) if frequency else 0.0
+
+    def rows_with(self, token: str) -> np.ndarray:
+        query = self._tantivy.Query.term_query(self._schema, "body", _safe(token), "freq")
+        hits = self._searcher.search(query, max(1, self.n_documents), count=False).hits
+        uids = self._searcher.fast_field_values("uid", [address for _, address in hits])
+        return np.searchsorted(self._uids, np.asarray(uids, dtype=np.int64))
 
 
 def _safe(token: str) -> str:

@@ -273,6 +273,11 @@ class IndexVersion:
             )
         return out
 
+    @property
+    def doc_sources(self) -> list[str]:
+        """The file name of each row's document."""
+        return self._keys["doc_source"].to_pylist()
+
     def values(self, field: str) -> list[str]:
         """The values of a filter field that the index holds, sorted."""
         if field not in FIELDS:
@@ -285,7 +290,10 @@ class IndexVersion:
         for field, wanted in where.conditions().items():
             if field in self._codes:
                 codes, values = self._codes[field]
-                mask &= np.isin(codes, [i for i, v in enumerate(values) if v in wanted])
+                passing = np.isin(codes, [i for i, v in enumerate(values) if v in wanted])
+                for token in where.naming if field == "doc_version" else ():
+                    passing[self.lexical.rows_with(token)] = True
+                mask &= passing
             else:
                 rows, codes, values = self._list_codes[field]
                 passing = np.zeros(len(self), bool)

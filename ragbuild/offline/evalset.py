@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,6 +22,7 @@ from ragbuild.core.records import CaseKind, Chunk, EvalPair, ExpertCase, GroundS
 from ragbuild.core.store import error_fields, hash_path, iter_records, read_json
 
 Half = Literal["tuning", "test"]
+R = TypeVar("R", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class EvalCase:
     answerable: bool = True
     documents: tuple[str, ...] = ()
     groups: tuple[tuple[str, ...], ...] = ()
-    parents: tuple[str, ...] = ()  # of `truth`, in order
+    parent_groups: tuple[tuple[str, ...], ...] = ()  # the same for parents
     pages: tuple[int, ...] = ()
     answer: str = ""
     keywords: tuple[str, ...] = ()
@@ -52,6 +53,10 @@ class EvalCase:
     @property
     def truth(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(group[0] for group in self.groups))
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(group[0] for group in self.parent_groups))
 
 
 def half_of(doc_id: str) -> Half:
@@ -69,7 +74,7 @@ def load_expert(path: Path) -> list[ExpertCase]:
     return _rows(path, ExpertCase, "case_id")
 
 
-def _rows[R: BaseModel](path: Path, model: type[R], key: str) -> list[R]:
+def _rows(path: Path, model: type[R], key: str) -> list[R]:
     rows = read_json(path)
     rows = rows.get("cases") if isinstance(rows, dict) else rows
     if not isinstance(rows, list):
@@ -167,7 +172,7 @@ def pair_cases(pairs: Sequence[EvalPair], chunks: ChunkMap) -> tuple[list[EvalCa
     """The pairs for these chunks, and the ids of those whose place is not in them (to be counted and shown)."""
     out, lost = [], []
     for pair in pairs:
-        groups = [g for span in pair.gt_spans for g in chunks.holding(span)]
+        groups = _groups(pair.gt_spans, chunks)
         if not groups:
             lost.append(pair.pair_id)
             continue
@@ -203,7 +208,7 @@ def expert_cases(cases: Sequence[ExpertCase], chunks: ChunkMap) -> list[EvalCase
                 pages=tuple(p for ref in case.ground for p in ref.pages), answer=case.reference_answer,
                 keywords=case.gt_keywords, wrong_keywords=case.wrong_keywords,
                 evaluation_point=case.evaluation_point,
-                **_found([g for s in spans for g in chunks.holding(s)], chunks, [g for s in others for g in chunks.holding(s)]),
+                **_found(_groups(spans, chunks), chunks, _groups(others, chunks)),
             )
         )  # fmt: skip
     if bad:
@@ -211,16 +216,20 @@ def expert_cases(cases: Sequence[ExpertCase], chunks: ChunkMap) -> list[EvalCase
     return out
 
 
+def _groups(spans: Iterable[GroundSpan], chunks: ChunkMap) -> list[tuple[str, ...]]:
+    return [group for span in spans for group in chunks.holding(span)]
+
+
 def _found(
     groups: Sequence[tuple[str, ...]], chunks: ChunkMap, others: Sequence[tuple[str, ...]] = ()
-) -> dict[str, tuple]:  # fmt: skip
-    """Groups without repeats and the parents of their first children. With one group, other places that hold the
-    same are alternatives of it; with several it is not known of which, and they only count as right documents."""
+) -> dict[str, tuple]:
+    """Groups of children and of their parents, without repeats. With one group, other places that hold the same are
+    alternatives of it; with several it is not known of which, and they only count as right documents."""
     distinct = list(dict.fromkeys(groups))
     if len(distinct) == 1:
         distinct = [tuple(dict.fromkeys(i for group in (*distinct, *others) for i in group))]
-    first = dict.fromkeys(chunks.parent_of[g[0]] for g in distinct)
-    return {"groups": tuple(distinct), "parents": tuple(first)}
+    parents = dict.fromkeys(tuple(dict.fromkeys(chunks.parent_of[i] for i in group)) for group in distinct)
+    return {"groups": tuple(distinct), "parent_groups": tuple(parents)}
 
 
 def set_hash(path: Path) -> str:

@@ -7,7 +7,6 @@ coverage and cosine that are not normalised within the question.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +17,7 @@ from pydantic import BaseModel
 from ragbuild.core.config import GenerateConfig
 from ragbuild.core.errors import RagbuildError
 from ragbuild.core.records import Candidate, Chunk, Citation, Document
-from ragbuild.core.text import HAN, language_of
+from ragbuild.core.text import language_of
 from ragbuild.index.versions import IndexVersion
 from ragbuild.models.embedders import Embedder
 from ragbuild.models.llm import ChatClient, UnparsedAnswer, parse_json
@@ -54,44 +53,6 @@ class Generator(Protocol):
     stand_in: bool
 
     def __call__(self, evidence: Evidence) -> Draft: ...
-
-
-def weak(evidence: Evidence, config: GenerateConfig) -> tuple[bool, dict[str, float]]:
-    """Is the evidence too weak to answer? Both the best coverage and the best cosine must be below their threshold."""
-    coverage = max((c.features["coverage"] for c in evidence.top_m), default=0.0)
-    cosine = max((c.features["cosine"] for c in evidence.top_m), default=-1.0)
-    figures = {"coverage": round(coverage, 4), "cosine": round(cosine, 4)}
-    return coverage < config.abstain_coverage and cosine < config.abstain_cosine, figures
-
-
-def abstention(evidence: Evidence, version: IndexVersion) -> str:
-    """Says, in the question's language, what was looked for, which of its words no document holds, and what came
-    nearest."""
-    terms = unknown_words(evidence.query, version)
-    nearest = evidence.parents[0] if evidence.parents else None
-    place = f"{nearest.breadcrumb} ({nearest.doc_source})" if nearest else ""
-    if language_of(evidence.query) == "zh":
-        missing = f"文档中没有出现：{'、'.join(terms[:6])}。" if terms else ""
-        return f"现有文档不能回答这个问题。查找内容：“{evidence.query[:200]}”。{missing}" + (
-            f"最接近的内容：{place}。" if place else ""
-        )
-    missing = f" No document holds: {', '.join(terms[:6])}." if terms else ""
-    near = f" Nearest: {place}." if place else ""
-    return f"The documents at hand do not answer this. Looked for: “{evidence.query[:200]}”.{missing}{near}"
-
-
-def unknown_words(query: str, version: IndexVersion) -> list[str]:
-    """The words of the question that no document holds, as they were typed."""
-    words = re.findall(rf"[{HAN}]+|[^\W_]+(?:[-._'][^\W_]+)*", query)
-    found: dict[str, None] = {}
-    for word in words:
-        tokens = version.tokenizer(word)
-        if re.match(f"[{HAN}]", word):
-            new = [t for t in tokens if not version.lexical.idf(t)]
-            found.update(dict.fromkeys(t for t in new if not any(t != u and t in u for u in new)))
-        elif tokens and not any(version.lexical.idf(t) for t in tokens):
-            found[word] = None
-    return list(found)
 
 
 class ExtractiveGenerator:

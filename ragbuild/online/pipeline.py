@@ -24,7 +24,8 @@ from ragbuild.models.embedders import Embedder, load_embedder
 from ragbuild.models.llm import ChatClient
 from ragbuild.models.rerankers import Reranker, load_reranker
 from ragbuild.offline.prompts import PromptTemplate
-from ragbuild.online.generate import ChatGenerator, Evidence, ExtractiveGenerator, Generator, abstention, weak
+from ragbuild.online.answerable import abstention, weak
+from ragbuild.online.generate import ChatGenerator, Evidence, ExtractiveGenerator, Generator
 from ragbuild.online.rerank import rerank, to_parents
 from ragbuild.online.retrieve import Retrieval, Retriever
 from ragbuild.online.rewrite import Rewriter, RewriteResult
@@ -131,7 +132,7 @@ class Pipeline:
             ]
         evidence = Evidence(found.rewritten.query, found.rewritten.sub_questions, found.top_m, found.parents)
         began = time.perf_counter()
-        is_weak, figures = weak(evidence, self.config.generate)
+        is_weak, figures = weak(evidence, self.config.generate, self.version)
         draft = None if is_weak or not found.parents else self.generator(evidence)
         answered = draft is not None and bool(draft.text)
         found.seconds["generate"] = time.perf_counter() - began

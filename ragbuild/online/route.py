@@ -83,6 +83,8 @@ class Router:
                 where = where.with_(status=decision.values)
             elif not asked:
                 where = where.with_(**{field: decision.values})
+                if field == "doc_version":  # what others say about this version passes too
+                    where = where.with_(naming=tuple(dict.fromkeys(map(_bare, decision.values))))
             else:
                 continue
             decisions.append(decision)
@@ -126,7 +128,7 @@ class Router:
             spellings = tuple(dict.fromkeys(d.doc_version for d in version))  # v3.4 and 3.4 are one version
             return [
                 Decision("status", ("active", *statuses), f"version {version[0].doc_version} is {statuses[0]}"),
-                Decision("doc_version", spellings, "the question names this version alone"),
+                Decision("doc_version", spellings, "the question names this version alone; what names it passes too"),
             ]
         if old or _OLD.search(text):
             return [Decision("status", ("active", "legacy"), "the question asks for an older version")]

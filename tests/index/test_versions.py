@@ -350,6 +350,22 @@ def test_both_indexes_filter_before_they_rank(tmp_path, engine: str, field: str)
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", ["rank_bm25", "tantivy"])
+def test_what_names_a_version_passes_with_it(tmp_path, engine: str):
+    notes = make_document("notes", doc_version="v4.2", doc_type="release_notes")
+    texts = ["Support of 3.4 ends in March.", "Support of 4.2 ends later.", "Support of 3.4.6 is another."]
+    chunks = [*make_chunks(texts, notes, "n"), *make_chunks(["In the old one support is by mail."], OLD, "o")]
+    write(tmp_path, chunks, CONFIG.with_overrides({"lexical.engine": engine}))
+    version = IndexVersion(tmp_path)
+    where = Filter(status=("active", "legacy"), doc_version=("v3.4",), naming=("3.4",))
+    allowed = version.allowed(where)
+    assert [version.ids[row].decode() for row in np.flatnonzero(allowed)] == ["c-n-000", "c-o-000"]
+    rows, _ = version.search_lexical(["support"], 9, where, allowed)
+    assert sorted(version.ids[row].decode() for row in rows) == ["c-n-000", "c-o-000"]
+    alone = Filter(status=("active", "legacy"), doc_version=("v3.4",))
+    assert version.allowed(alone).sum() == 1
+
+
 def test_the_engine_is_chosen_by_size(tmp_path):
     for limit, engine in ((7, "rank_bm25"), (6, "tantivy")):
         write(tmp_path, config=CONFIG.with_overrides({"lexical.rank_bm25_up_to": limit}))

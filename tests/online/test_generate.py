@@ -12,16 +12,8 @@ from ragbuild.core.records import Chunk
 from ragbuild.index.versions import IndexVersion, write_version
 from ragbuild.models.llm import Completion
 from ragbuild.offline.prompts import citations_in, load_prompt
-from ragbuild.online.generate import (
-    ChatGenerator,
-    Draft,
-    Evidence,
-    ExtractiveGenerator,
-    abstention,
-    newer_versions,
-    unknown_words,
-    weak,
-)  # fmt: skip
+from ragbuild.online.answerable import abstention, unknown_names, unknown_words, weak
+from ragbuild.online.generate import ChatGenerator, Draft, Evidence, ExtractiveGenerator, newer_versions
 from ragbuild.online.pipeline import Pipeline
 from tests.conftest import FakeEmbedder, make_chunks, make_document
 
@@ -149,12 +141,37 @@ def test_an_older_version_says_so_and_names_the_current_one(pipeline: Pipeline):
 
 def test_both_figures_must_be_low_to_abstain(pipeline: Pipeline):
     given = evidence(pipeline, "lockout duration")
-    figures = weak(given, GenerateConfig())[1]
+    figures = weak(given, GenerateConfig(), pipeline.version)[1]
     for coverage, cosine in ((1.0, -1.0), (0.0, 1.0)):
-        assert not weak(given, GenerateConfig(abstain_coverage=coverage, abstain_cosine=cosine))[0]
+        limits = GenerateConfig(abstain_coverage=coverage, abstain_cosine=cosine)
+        assert not weak(given, limits, pipeline.version)[0]
     low = Evidence("x", ("x",), [], [])
-    assert weak(low, GenerateConfig()) == (True, {"coverage": 0.0, "cosine": -1.0})
+    expected = {"coverage": 0.0, "cosine": -1.0, "unknown_names": []}
+    assert weak(low, GenerateConfig(), pipeline.version) == (True, expected)
     assert figures["coverage"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("lockout duration on the LG-700", ["LG-700"]),
+        ("lockout duration with Frobnitz", ["Frobnitz"]),
+        ("Frobnitz lockout", []),  # a sentence begins with a capital
+        ("LOCKOUT DURATION WITH FROBNITZ PLEASE", []),  # all in capitals
+        ("what is new in 9.1?", ["9.1"]),
+        ("upgrade from 3.4.2", []),  # older than what there is: a range in a document may cover it
+        ("lokout duration for 2nd time, 12V", []),  # misspelt, and quantities
+        ("锁定时长 Frobnitz", ["Frobnitz"]),
+    ],
+)
+def test_names_that_no_document_names(pipeline: Pipeline, query: str, names: list[str]):
+    assert unknown_names(query, pipeline.version) == names
+    given = evidence(pipeline, query)
+    assert not names or weak(given, GenerateConfig(), pipeline.version)[0]
+
+
+def test_a_price_is_not_guessed(pipeline: Pipeline):
+    assert weak(evidence(pipeline, "lockout duration price"), GenerateConfig(), pipeline.version)[0]
 
 
 def test_an_abstention_says_what_it_looked_for_in_the_words_that_were_typed(pipeline: Pipeline):

@@ -75,7 +75,7 @@ def test_two_models_and_models_in_other_forms():
 def test_an_old_version_alone_lets_legacy_in_and_is_kept_to(query: str):
     routing = route(query)
     assert set(routing.where.status) == {"active", "legacy"}
-    assert routing.where.doc_version == ("v3.4",)
+    assert routing.where.doc_version == ("v3.4",) and routing.where.naming == ("3.4",)
     assert [d.layer for d in routing.decisions] == ["status", "doc_version"] and all(
         d.reason for d in routing.decisions
     )
