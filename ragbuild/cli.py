@@ -16,20 +16,23 @@ from typing import Annotated, Any
 import typer
 
 from ragbuild import __version__
-from ragbuild.core.errors import InputRefused, RagbuildError, UsageError
+from ragbuild.cli_evaluate import register
+from ragbuild.cli_shared import (
+    ConfigOption,
+    JsonOption,
+    ParamOption,
+    ProfileOption,
+    WorkspaceOption,
+    config_of,
+    emit,
+    open_workspace,
+    say,
+)  # fmt: skip
+from ragbuild.core.errors import RagbuildError, UsageError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 QueryArgument = Annotated[str, typer.Argument(help="The question, in Chinese or English; - reads it from stdin.")]
-WorkspaceOption = Annotated[
-    Path | None, typer.Option("--workspace", "-w", help="A run's folder (default outputs/latest).")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
-ParamOption = Annotated[
-    list[str] | None, typer.Option("-p", "--param", help="A configuration key, e.g. retrieve.top_n=30.")
-]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Your own YAML over the profile.")]
-ProfileOption = Annotated[str | None, typer.Option("--profile", help="offline (default), standard or qwen.")]
 FilterOptions = Annotated[
     list[str] | None, typer.Option("--filter", help="field=value, e.g. product_model=LG-500; repeatable.")
 ]
@@ -44,35 +47,6 @@ def _version(show: bool) -> None:
 @app.callback()
 def _main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
     """Build and run a domain-adaptive RAG system, in Chinese and English."""
-
-
-def say(text: str) -> None:
-    """To stderr: stdout is for answers."""
-    typer.echo(text, err=True)
-
-
-def emit(data: Any) -> None:
-    """One JSON document to stdout."""
-    from ragbuild.core.store import _plain
-
-    typer.echo(json.dumps(_plain(data), ensure_ascii=False, indent=1))
-
-
-def _workspace(path: Path | None) -> Path:
-    from ragbuild.core.store import repository
-
-    root = path or repository() / "outputs" / "latest"
-    if not root.exists():
-        raise InputRefused(
-            f"no workspace at {root}; run 'make build' (or ragbuild build) first, or name one with --workspace"
-        )
-    return root.resolve()  # a build may move outputs/latest while this command reads
-
-
-def _config(workspace: Path, params: list[str] | None) -> Any:
-    from ragbuild.core.config import parse_assignments, stored_config
-
-    return stored_config(workspace).with_overrides(parse_assignments(params or []))
 
 
 def _filter(pairs: list[str] | None, old: bool) -> Any:
@@ -210,8 +184,8 @@ def ask(
     """Answer a question with citations, or say that the documents do not answer it."""
     from ragbuild.online.pipeline import Pipeline
 
-    root = _workspace(workspace)
-    answer = Pipeline.open(root, _config(root, param)).ask(_question(query), _filter(filters, old))
+    root = open_workspace(workspace)
+    answer = Pipeline.open(root, config_of(root, param)).ask(_question(query), _filter(filters, old))
     for warning in answer.warnings:
         say(f"note: {warning}")
     if as_json:
@@ -237,8 +211,8 @@ def retrieve(
     """Show what retrieval finds: each child with its rank per route, fused and after reranking."""
     from ragbuild.online.pipeline import Pipeline, trace
 
-    root = _workspace(workspace)
-    pipeline = Pipeline.open(root, _config(root, param))
+    root = open_workspace(workspace)
+    pipeline = Pipeline.open(root, config_of(root, param))
     question = _question(query)
     found = pipeline.retrieve(question, _filter(filters, old))
     for warning in found.warnings:
@@ -271,7 +245,7 @@ def inspect(
     """Look inside the index: the version in use, a document, a chunk, or a term of the dictionary."""
     from ragbuild.index.versions import IndexVersion
 
-    version = IndexVersion(_workspace(workspace) / "indexes")
+    version = IndexVersion(open_workspace(workspace) / "indexes")
     emit(version.inspect(what)) if as_json else _print_facts(version.inspect(what))
 
 
@@ -286,7 +260,7 @@ def registry(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> 
     """List the documents of the index version in use."""
     from ragbuild.index.versions import IndexVersion
 
-    documents = IndexVersion(_workspace(workspace) / "indexes").documents
+    documents = IndexVersion(open_workspace(workspace) / "indexes").documents
     if as_json:
         emit({"documents": documents})
         return
@@ -395,6 +369,9 @@ def plan(
             f"Plan written to {out}. Build with: ragbuild build --config {out}"
             + (f" --profile {profile}" if profile else "")
         )
+
+
+register(app)
 
 
 def main() -> None:

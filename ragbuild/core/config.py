@@ -300,6 +300,11 @@ class ConfigView:
             )
         return getattr(self._config, name)
 
+    def model_dump(self, mode: str = "json") -> dict[str, Any]:
+        """The declared sections as plain data."""
+        held = self._config.model_dump(mode=mode)
+        return {name: held[name] for name in self._sections}
+
     def with_overrides(self, overrides: Mapping[str, Any]) -> ConfigView:
         """A view of a copy with dotted keys set, for measuring a change."""
         return ConfigView(self._config.with_overrides(overrides), self._sections)

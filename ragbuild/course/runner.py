@@ -33,6 +33,7 @@ from ragbuild.core.errors import EXIT_CODES, InputRefused, RagbuildError, StepFa
 from ragbuild.core.store import Workspace, hash_path, read_json, repository, sha256, write_json, write_text
 from ragbuild.course.step import StepSpec, input_paths
 
+EVALUATION = "evaluation.json"  # the step that writes it hands its entries to the ledger
 Status = Literal["done", "reused", "failed", "not run"]
 
 
@@ -295,6 +296,21 @@ def build(
     return result
 
 
+def ledger_path(run: Path) -> Path:
+    """Where a run's evaluations are recorded: in ``outputs/`` for the runs in it, in the workspace itself elsewhere."""
+    outputs = repository() / "outputs"
+    return (outputs if run.resolve().parent == outputs.resolve() else run) / "ledger.jsonl"
+
+
+def _record(run: Path, config: Config) -> None:
+    """Add the evaluations of this build to the ledger, with the whole configuration that they ran under."""
+    from ragbuild.evaluate.ledger import Entry, append
+
+    for data in read_json(run / EVALUATION)["entries"]:
+        held = {"config": config.model_dump(mode="json"), "workspace": run.name}
+        append(ledger_path(run), Entry.model_validate(data).model_copy(update=held))
+
+
 def _one_chooser(outputs: Path):  # type: ignore[no-untyped-def]
     """Held for a moment while a run's folder is chosen, so that two builds that start together do not make the same."""
     from filelock import FileLock
@@ -323,11 +339,14 @@ def _run_steps(
             continue
         if on_step:
             on_step(number, len(chosen), spec.name)
+        before = fingerprint(run / EVALUATION)
         if _fresh_enough(spec, workspace, config):
             old = manifest["steps"][spec.name]
             result = StepResult(spec.name, "reused", 0.0, old["made"], old["hash"], old["outputs"])
         else:
             result, error = _run_step(spec, workspace, config)
+        if EVALUATION in spec.writes and result.status != "reused" and before != fingerprint(run / EVALUATION):
+            _record(run, config)
         results.append(result)
         manifest["steps"][spec.name] = {**result.__dict__, "finished": _now()}
         write_json(run / "manifest.json", manifest)

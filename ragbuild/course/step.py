@@ -22,7 +22,14 @@ from ragbuild.core.records import Answer
 from ragbuild.core.show import save_figure, use_style
 from ragbuild.core.store import Workspace, repository, write_json, write_text
 
-INPUTS = ("corpus", "query_log", "term_review", "eval_set", "expert_eval_set", "baseline")  # what people decide or own: read only, named ``input:<name>``
+INPUTS = (
+    "corpus",
+    "query_log",
+    "term_review",
+    "eval_set",
+    "expert_eval_set",
+    "baseline",
+)  # what people decide or own: read only, named ``input:<name>``
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ragbuild.core.records import Chunk
-from ragbuild.evaluate.answers import AnswerTrace, holds
+from ragbuild.evaluate.answers import AnswerTrace
 from ragbuild.evaluate.qdoc import STAGES, CaseTrace, QdocReport
+from ragbuild.evaluate.rubric import holds
 from ragbuild.index.versions import IndexVersion
 
 GOOD = 0.8  # a score from here on is right and complete: level 2 of the human scale

@@ -1,0 +1,461 @@
+"""The command line's part that measures: ``eval``, ``sweep``, ``tune``, ``bench``, ``corpus``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ragbuild.cli_shared import (
+    ConfigOption,
+    JsonOption,
+    ParamOption,
+    ProfileOption,
+    WorkspaceOption,
+    config_of,
+    counted,
+    emit,
+    open_workspace,
+)  # fmt: skip
+from ragbuild.core.errors import RagbuildError, UsageError
+
+Option = typer.Option
+SetOption = Annotated[
+    list[str] | None, Option("--set", help="expert, generated or a file; default: both where there are both.")
+]
+HalfOption = Annotated[str, Option(help="all, tuning or test: by document; thresholds are set on tuning.")]
+LabelOption = Annotated[str, Option(help="A name for this run in the ledger.")]
+QuietOption = Annotated[bool, Option("--no-ledger", help="Do not add this run to the ledger.")]
+
+evaluate = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure, judge, compare.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the main one."""
+    app.add_typer(evaluate, name="eval")
+    for command in (sweep, tune, bench, corpus):
+        app.command()(command)
+
+
+# --- shared -----------------------------------------------------------------------------------------------------------
+
+
+def _opened(workspace: Path | None, param: list[str] | None) -> tuple[Path, Any, Any]:
+    """(folder, configuration, pipeline) of a workspace."""
+    from ragbuild.online.pipeline import Pipeline
+
+    root = open_workspace(workspace)
+    config = config_of(root, param)
+    return root, config, Pipeline.open(root, config)
+
+
+def _sets(root: Path, config: Any, pipeline: Any, wanted: list[str] | None, half: str) -> list[Any]:
+    from dataclasses import replace
+
+    from ragbuild.course.step import input_paths
+    from ragbuild.evaluate.runs import SETS, load_sets
+
+    if half not in ("all", "tuning", "test"):
+        raise UsageError(f"--half takes all, tuning or test; got '{half}'")
+    sets = load_sets(pipeline.version, root, input_paths(config)["expert_eval_set"], wanted or SETS)
+    for s in sets:
+        if s.lost:
+            typer.echo(f"note: {s.name}: {len(s.lost)} pair(s) have their place in no chunk and are left out", err=True)
+    if half == "all":
+        return sets
+    return [replace(s, cases=[c for c in s.cases if c.half == half], hash=f"{s.hash}:{half}") for s in sets]
+
+
+def _record(root: Path, entry: Any, no_ledger: bool) -> None:
+    from ragbuild.course.runner import ledger_path
+    from ragbuild.evaluate import ledger
+
+    if not no_ledger:
+        ledger.append(ledger_path(root), entry)
+        typer.echo(f"run {entry.id} added to {ledger_path(root)}", err=True)
+
+
+def _table(title: str, rows: list[dict[str, Any]], columns: list[str] | None = None) -> None:
+    """Rows as a table on stdout; nothing where there is no row."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ragbuild.core.show import clip
+
+    if not rows:
+        return
+    columns = columns or list(rows[0])
+    table = Table(*columns, title=escape(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(escape(clip(row.get(c, ""), 60)) for c in columns))
+    Console(width=None if sys.stdout.isatty() else 180).print(table)
+
+
+# --- eval -------------------------------------------------------------------------------------------------------------
+
+
+@evaluate.command()
+def offline(
+    workspace: WorkspaceOption = None, param: ParamOption = None, label: LabelOption = "",
+    no_ledger: QuietOption = False, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Layer 1, raw retrieval: indexes, chunks, dictionary, recall. A gate: exit code 3 below the thresholds."""
+    from ragbuild.evaluate.gates import raise_if_failed
+    from ragbuild.evaluate.runs import entry, measure_offline
+
+    started = time.perf_counter()
+    root, config, pipeline = _opened(workspace, param)
+    from ragbuild.course.step import input_paths
+
+    sets = _sets(root, config, pipeline, ["generated"], "all")
+    report = measure_offline(pipeline, root, sets[0], config, input_paths(config)["query_log"])
+    run = entry("offline", report.per_query, sets, pipeline, config, label=label, workspace=root.name, started=started)
+    _record(root, run, no_ledger)
+    if as_json:
+        emit({"run": run.id, **report.as_json()})
+    else:
+        for title, rows in (
+            ("Index completeness", report.checks), ("Raw recall", report.recall), ("Chunking", report.chunking),
+            ("Dictionary", report.dictionary), ("Diagnosis", report.diagnosis),
+            ("Gates", [g.model_dump() for g in report.gates]),
+        ):  # fmt: skip
+            _table(title, rows)
+    raise_if_failed(report.gates)
+
+
+@evaluate.command()
+def qdoc(
+    workspace: WorkspaceOption = None, sets: SetOption = None, half: HalfOption = "all", param: ParamOption = None,
+    label: LabelOption = "", no_ledger: QuietOption = False, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Layer 2, Q-DOC: retrieval stage by stage, with rewriting and routing on and off."""
+    from ragbuild.evaluate.runs import entry, measure_retrieval, retrieval_values
+
+    started = time.perf_counter()
+    root, config, pipeline = _opened(workspace, param)
+    chosen = _sets(root, config, pipeline, sets, half)
+    with counted("Q-DOC") as step:
+        reports = measure_retrieval(pipeline, chosen, config.evaluate.cutoffs, step)
+    values = retrieval_values(reports)
+    run = entry("qdoc", values, chosen, pipeline, config, label=label, workspace=root.name, started=started)
+    _record(root, run, no_ledger)
+    deepest = max(config.evaluate.cutoffs)
+    shown = ["stage", "n", "recall@1", "recall@10", f"recall@{deepest}", "precision@10", "ndcg@10", "mrr", "hit@10",
+             "authenticity@10"]  # fmt: skip
+    if as_json:
+        emit({"run": run.id, "reranker": pipeline.reranker.name, "stand_in": pipeline.reranker.stand_in,
+               "sets": {name: {"stages": r.rows(), "routing": r.routing, "errors": r.errors, "advice": r.advice(),
+                               **{what: r.by(what, "reranked", [f"recall@{deepest}", "ndcg@10"]) for what in
+                                  ("query_type", "language", "kind", "half", "document")}}
+                        for name, r in reports.items()}})  # fmt: skip
+        return
+    for name, report in reports.items():
+        columns = [c for c in shown if c in report.rows()[0]]
+        _table(f"{name}: {len(report.answerable)} answerable questions", report.rows(), columns)
+        for what in ("query_type", "language", "kind"):
+            _table(f"{name}, reranked, by {what}", report.by(what, "reranked", [f"recall@{deepest}", "ndcg@10"]))
+        routing = report.routing
+        typer.echo(
+            f"routing acted on {routing['acted']} of {routing['cases']}, kept the right document in {routing['right']}"
+        )
+        for remark in [*report.advice(), *(f"{e['id']} failed: {e['error']}" for e in report.errors)]:
+            typer.echo(f"- {remark}")
+    if pipeline.reranker.stand_in:
+        typer.echo(f"The reranker '{pipeline.reranker.name}' is a stand-in for a cross-encoder.")
+
+
+@evaluate.command()
+def qdoca(
+    workspace: WorkspaceOption = None, sets: SetOption = None, half: HalfOption = "all", param: ParamOption = None,
+    label: LabelOption = "", no_ledger: QuietOption = False, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Layer 3, Q-DOC-A: answers in six dimensions, refusals, wrong versions; each failed case classified."""
+    from ragbuild.evaluate.answers import refusals, summary
+    from ragbuild.evaluate.badcases import bad_cases, counts
+    from ragbuild.evaluate.judge import make_judge
+    from ragbuild.evaluate.runs import answer_values, entry, measure_answers, measure_retrieval
+
+    started = time.perf_counter()
+    root, config, pipeline = _opened(workspace, param)
+    chosen = _sets(root, config, pipeline, sets or ["expert"], half)
+    judge = make_judge(config, root / "reports" / "judged.jsonl")
+    with counted("Q-DOC-A") as step:
+        traces = measure_answers(pipeline, chosen, judge, step)
+    reports = measure_retrieval(pipeline, chosen, config.evaluate.cutoffs)
+    run = entry("qdoca", answer_values(traces), chosen, pipeline, config, judge=judge.name, label=label,
+                workspace=root.name, started=started)  # fmt: skip
+    _record(root, run, no_ledger)
+    out = {}
+    for name, some in traces.items():
+        bad = bad_cases(reports[name], some, pipeline.version, config.rerank.top_m)
+        out[name] = {
+            "dimensions": summary(some, ("half", "language", "kind"), config.evaluate.bootstrap, config.seed),
+            "refusals": refusals(some, n_resamples=config.evaluate.bootstrap, seed=config.seed),
+            "wrong_version": [t.case.id for t in some if t.wrong_version],
+            "errors": [{"id": t.case.id, "error": t.error} for t in some if t.error],
+            "bad_cases": [b.row() for b in bad], "counts": counts(bad),
+        }  # fmt: skip
+    if as_json:
+        emit({"run": run.id, "judge": judge.name, "generator": pipeline.generator.name,
+               "stand_ins": _stand_ins(pipeline, judge), "sets": out})  # fmt: skip
+        return
+    for name, found in out.items():
+        for title, what in (("dimensions", "dimensions"), ("refusals", "refusals"), ("bad cases", "counts")):
+            _table(f"{name}: {title}", found[what])
+        typer.echo(f"{name}: wrong-version answers: {len(found['wrong_version'])} {' '.join(found['wrong_version'])}")
+    for what in _stand_ins(pipeline, judge):
+        typer.echo(f"{what} is a stand-in.")
+
+
+def _stand_ins(pipeline: Any, judge: Any) -> list[str]:
+    parts = {"reranker": pipeline.reranker, "generator": pipeline.generator, "judge": judge}
+    return [f"{what} '{part.name}'" for what, part in parts.items() if part.stand_in]
+
+
+@evaluate.command()
+def judge(
+    human: Annotated[Path | None, Option(help="A file of judged answers; default: the expert eval set.")] = None,
+    workspace: WorkspaceOption = None, profile: ProfileOption = None, param: ParamOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """How far a judge agrees with people: kappa, its interval, base rates, confusion; query by query with --json."""
+    from ragbuild.core.config import load_config, parse_assignments
+    from ragbuild.evaluate.human import judge_file
+    from ragbuild.evaluate.judge import make_judge
+
+    if human is None:
+        _judge_expert(workspace, param, as_json)
+        return
+    config = load_config(profile, None, parse_assignments(param or []))
+    with counted("judging") as step:
+        report = judge_file(human, make_judge(config), progress=step)
+    for line in report.refused:
+        typer.echo(f"note: {line}", err=True)
+    if as_json:
+        emit({"file": str(human), "judge": report.judge, "stand_in": report.stand_in, "refused": report.refused,
+               "dimensions": [{**d.row(), "confusion": d.alignment.confusion, "human_base": d.alignment.human_base,
+                               "judge_base": d.alignment.judge_base, "rows": d.alignment.rows}
+                              for d in report.dimensions]})  # fmt: skip
+        return
+    _table(f"{human.name}: judge '{report.judge}'{' (a stand-in)' if report.stand_in else ''}",
+           [d.row() for d in report.dimensions])  # fmt: skip
+
+
+def _judge_expert(workspace: Path | None, param: list[str] | None, as_json: bool) -> None:
+    from ragbuild.course.step import input_paths
+    from ragbuild.evaluate.align import align_expert
+    from ragbuild.evaluate.judge import make_judge
+    from ragbuild.evaluate.runs import chunk_map
+    from ragbuild.offline.evalset import load_expert
+
+    _, config, pipeline = _opened(workspace, param)
+    path = input_paths(config)["expert_eval_set"]
+    if path is None:
+        raise UsageError("there is no expert_eval_set.json beside the corpus; name a file with --human")
+    by = make_judge(config)
+    found = align_expert(load_expert(path), by, chunk_map(pipeline.version), config.evaluate.bootstrap, config.seed)
+    if as_json:
+        emit({"judge": by.name, "stand_in": by.stand_in, **found})
+        return
+    for half, one in found.items():
+        typer.echo(f"judge '{by.name}'{' (a stand-in)' if by.stand_in else ''}, {half} (n = {one.n}): {one.verdict}")
+    rows = [{"people": i, **{str(j): n for j, n in enumerate(row)}} for i, row in enumerate(found["all"].confusion)]
+    _table("Confusion (people in rows, the judge in columns)", rows)
+    _table("Disagreements, worst first", list(found["all"].disagreements)[:15])
+
+
+@evaluate.command()
+def compare(
+    before: Annotated[str, typer.Argument(help="A run's id, its label, or last, last-1 …")],
+    after: Annotated[str, typer.Argument(help="The run to hold against it.")],
+    metric: Annotated[str, Option(help="The headline, named before looking (default: the run's first).")] = "",
+    workspace: WorkspaceOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Two runs of the ledger: differences with intervals; no improvement unless exactly one component changed."""
+    from ragbuild.evaluate import ledger
+
+    entries = _entries(workspace)
+    found = ledger.compare(ledger.find(entries, before), ledger.find(entries, after), headline=metric)
+    emit(found) if as_json else typer.echo(str(found))
+
+
+@evaluate.command()
+def runs(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> None:
+    """The runs in the ledger, oldest first."""
+    rows = [
+        {"id": e.id, "kind": e.kind, "label": e.label, "workspace": e.workspace,
+         **dict([next(((m, f.value) for m, f in e.metrics.items()), ("", None))])}
+        for e in _entries(workspace)
+    ]  # fmt: skip
+    if as_json:
+        emit({"runs": rows})
+    else:
+        for row in rows:
+            figures = ", ".join(f"{k} {v:.4f}" for k, v in list(row.items())[4:] if v is not None)
+            typer.echo(f"{row['id']:24} {row['kind']:8} {row['label']:16} {row['workspace']:24} {figures}")
+
+
+def _entries(workspace: Path | None) -> list[Any]:
+    from ragbuild.core.store import repository
+    from ragbuild.course.runner import ledger_path
+    from ragbuild.evaluate import ledger
+
+    path = ledger_path(open_workspace(workspace)) if workspace else repository() / "outputs" / "ledger.jsonl"
+    entries, notes = ledger.read(path)
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    return entries
+
+
+@evaluate.command()
+def baseline(
+    out: Annotated[Path | None, Option(help="Where to write it (default: baseline.json beside the corpus).")] = None,
+    run: Annotated[list[str] | None, Option(help="Runs of the ledger (default: the build's own).")] = None,
+    workspace: WorkspaceOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Accept what a run reached as the baseline that later builds are held to."""
+    from ragbuild.core.store import read_json
+    from ragbuild.course.step import input_paths
+    from ragbuild.evaluate import ledger
+    from ragbuild.evaluate.gates import write_baseline
+    from ragbuild.evaluate.runs import GATED
+
+    root = open_workspace(workspace)
+    config = config_of(root, None)
+    if run:
+        entries = [ledger.find(_entries(workspace), name) for name in run]
+    else:
+        entries = [ledger.Entry.model_validate(e) for e in read_json(root / "evaluation.json")["entries"]]
+    gated = {e.kind: [m for m in GATED.get(e.kind, ()) if m in e.metrics] for e in entries}
+    target = out or (input_paths(config)["corpus"] or root).parent / "baseline.json"
+    made = write_baseline(target, entries, gated, config.gates.margin)
+    if as_json:
+        emit(made)
+    else:
+        for name, figure in made.metrics.items():
+            typer.echo(f"{name:40} {figure.value:.4f}  n = {figure.n}")
+        typer.echo(f"{target} written: a build fails when one of these falls by more than {made.margin:g}")
+
+
+# --- sweep, tune, bench, corpus ---------------------------------------------------------------------------------------
+
+
+def sweep(
+    workspace: WorkspaceOption = None,
+    on: Annotated[str, Option(help="own (the workspace), python-docs, or a folder of documents.")] = "own",
+    out: Annotated[
+        Path | None, Option(help="Write the recommended Top-N and Top-M as YAML for build --config.")
+    ] = None,
+    param: ParamOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recall and reranking time over Top-N, parents and answers over Top-M; the plateau, and what to set."""
+    from ragbuild.course.tuning import sweep_of, write_choice
+
+    root, config, _ = _opened(workspace, param)
+    with counted("sweep") as step:
+        found = sweep_of(on, root, config, step)
+    if out:
+        write_choice(out, found)
+        typer.echo(f"{out} written: ragbuild build --config {out}", err=True)
+    if as_json:
+        emit(found.as_json())
+        return
+    for title, rows in found.tables().items():
+        _table(title, rows)
+    for remark in found.notes:
+        typer.echo(f"- {remark}")
+
+
+def tune(
+    workspace: WorkspaceOption = None,
+    port: Annotated[int, Option(help="Where the page listens, on this machine only (0: any free port).")] = 8866,
+    no_browser: Annotated[bool, Option("--no-browser", help="Only print the address.")] = False,
+) -> None:
+    """Open the sliders of notebook 20 as a page: Top-N, Top-M, RRF k, routes, filters."""
+    from ragbuild.course.widgets import tune as open_page
+
+    code = open_page(open_workspace(workspace), port=port, open_browser=not no_browser)
+    if code:
+        raise typer.Exit(code)
+
+
+def bench(
+    beir: Annotated[list[Path], Option("--beir", help="A set in BEIR's layout, or a folder of them; repeatable.")],
+    routes: Annotated[str, Option(help="Which to measure.")] = "lexical,dense,hybrid,rerank",
+    spans: Annotated[bool, Option("--spans", help="Score chunkers by spans instead.")] = False,
+    runs: Annotated[Path | None, Option(help="Write TREC run files and qrels here.")] = None,
+    profile: ProfileOption = None, config: ConfigOption = None, param: ParamOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Retrieval on public sets: nDCG, recall, MRR, speed and memory of every route, side by side."""
+    from rich.console import Console
+
+    from ragbuild.core.config import load_config, parse_assignments
+    from ragbuild.evaluate.bench import bench as measure
+    from ragbuild.evaluate.bench import margins, print_bench
+
+    resolved = load_config(profile, config, parse_assignments(param or []))
+    wanted = [r.strip() for r in routes.split(",") if r.strip()]
+    folders = [f for path in beir for f in _benchmarks(path)]
+    results: list[dict[str, Any]] = []
+    failed: list[str] = []
+    with counted("bench") as step:
+        for folder in folders:
+            if spans:
+                from ragbuild.evaluate.spans import score_chunkers
+
+                results += score_chunkers(folder, resolved, progress=step)
+                continue
+            try:
+                results.append(measure(folder, resolved, wanted, step, runs))
+            except RagbuildError as error:  # the other sets are measured all the same
+                if len(folders) == 1:
+                    raise
+                failed.append(f"{folder.name}: {error}")
+    for line in failed:
+        typer.echo(f"not measured: {line}", err=True)
+    if as_json:
+        one = len(results) == 1 and len(folders) == 1
+        emit(
+            results[0]
+            if one and not spans
+            else {"results": results, **({} if spans else {"margins": margins(results)})}
+        )
+    elif spans:
+        _table("Chunkers by spans", results)
+    elif results:
+        Console(width=None if sys.stdout.isatty() else 160).print(print_bench(results))
+        if (m := margins(results)) and len(results) > 1:
+            typer.echo(f"pipeline minus its best single route, nDCG@10: mean {m['mean']:+.4f}, worst {m['worst']:+.4f}")
+
+
+def _benchmarks(path: Path) -> list[Path]:
+    """The set itself, or the sets in a folder."""
+    if (path / "corpus.jsonl").is_file() or not path.is_dir():
+        return [path]
+    return sorted(p for p in path.iterdir() if (p / "corpus.jsonl").is_file()) or [path]
+
+
+def corpus(
+    name: Annotated[str, typer.Argument(help="python-docs: Markdown from the docstrings of installed libraries.")],
+    out: Annotated[Path, Option(help="The folder to write to.")],
+    min_children: Annotated[int, Option(help="At least so many child chunks.", min=1)] = 5000,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a larger real corpus without any download."""
+    from ragbuild.offline.python_docs import write_python_docs
+
+    if name != "python-docs":
+        raise UsageError(f"corpus takes python-docs, got '{name}'")
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty; name a new folder")
+    summary = write_python_docs(out, min_children)
+    if as_json:
+        emit(summary)
+    else:
+        typer.echo("\n".join(f"{key}: {value}" for key, value in summary.items()))
+        typer.echo(f"Build with it: ragbuild build --corpus {out} --out outputs/python-docs")
