@@ -89,10 +89,12 @@ def _table(title: str, rows: list[dict[str, Any]], columns: list[str] | None = N
     if not rows:
         return
     columns = columns or list(rows[0])
-    table = Table(*columns, title=escape(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(escape(clip(row.get(c, ""), 60)) for c in columns))
-    Console(width=None if sys.stdout.isatty() else 180).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(f"\n[bold]{escape(title)}[/]")
+    console.print(table)
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------

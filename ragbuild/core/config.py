@@ -174,7 +174,7 @@ class GenerateConfig(Section):
     generator: Literal["extractive", "openai"] = "extractive"
     max_quotes: int = Field(5, ge=1, le=20)
     abstain_coverage: float = Field(0.55, ge=0, le=1)
-    abstain_cosine: float = Field(0.34, ge=-1, le=1)
+    abstain_cosine: float = Field(0.25, ge=-1, le=1)
     abstain_unknown_names: bool = True
     prompt: str = "initial_prompt"
 

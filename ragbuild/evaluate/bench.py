@@ -126,7 +126,8 @@ def bench(
     """`METRICS` of the asked routes on the judged queries of one set, with speed, memory and advice.
 
     ``hybrid`` fuses `retrieve.routes`, ``rerank`` is the pipeline (its recall@100 is that of Top-N). `runs`: a folder
-    for TREC files. Memory is the peak while indexing and searching over what imports, models and the set itself take.
+    for TREC files. Memory is the peak while indexing and searching over what imports, models and the set itself take;
+    sets measured in one process reuse what earlier ones have freed, so only the first one's figure is its own.
     Raises InputRefused for a malformed set, UsageError for an unknown route.
     """
     if not routes or set(routes) - set(ROUTES):
@@ -206,43 +207,45 @@ def _memory() -> Iterator[Callable[[], float]]:
 def advise(
     scores: Mapping[str, np.ndarray], config: Config, pipeline_with: Callable[[str], np.ndarray]
 ) -> dict[str, Any]:
-    """What nDCG@10 a query says about the configured routes: the comparison with the best single one, and what to set.
+    """What nDCG@10 a query says about the configured routes: comparisons with the best single one, and what to set.
 
-    `scores`: by route; `pipeline_with(route)`: the pipeline's values when it has this route alone, measured only where
-    fusing does worse than one route. A difference counts when its 95 % paired interval lies on one side of zero.
-    `recommended` holds the configuration keys to change; empty: leave all as it is.
+    `scores`: by route. `pipeline_with(route)`: the reranked pipeline's values with this route alone; they are measured
+    where fusion or the pipeline is below one route, and a route that then adds nothing is advised against. A difference
+    counts when its 95 % paired interval is on one side of zero and p <= 0.05: where few queries differ at all the
+    interval alone is too narrow. `recommended` holds the configuration keys to change; empty: leave all as it is.
     """
     single, fused = ([r for r in part if r in scores] for part in (ROUTES[:2], ROUTES[2:]))
     if not single or not fused:
         return {"text": "To advise, a single route and hybrid or rerank have to be measured.", "recommended": {}}
     best, last = max(single, key=lambda r: mean(scores[r]).mean), fused[-1]
-    tests = {r: paired_test(scores[r], scores[best], config.evaluate.bootstrap, config.seed) for r in fused}
-    shown = {r: f"{d:+.3f} nDCG@10, 95 % interval {a:+.3f} to {b:+.3f}" for r, (d, a, b, _) in tests.items()}
-    subject = "The reranked pipeline" if last == "rerank" else "Fusion by RRF"
-    versus = f"the {best} route alone ({shown[last]}, n = {mean(scores[best]).n})"
+
+    def compare(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+        d, low, high, p = paired_test(a, b, config.evaluate.bootstrap, config.seed)
+        sign = 0 if p > 0.05 or low <= 0 <= high else 1 if d > 0 else -1
+        text = f"{d:+.3f} nDCG@10, 95 % interval {low:+.3f} to {high:+.3f}, n = {mean(a - b).n}"
+        figures = {"difference": _rounded(d), "low": _rounded(low), "high": _rounded(high), "p": _rounded(p)}
+        return {**figures, "sign": sign, "text": text}
+
+    tests = {route: compare(scores[route], scores[best]) for route in fused}
+    names = {"hybrid": "Fusion by RRF", "rerank": "The reranked pipeline"}
+    verbs = {1: "is above", 0: "does not differ significantly from", -1: "is below"}
+    text = ". ".join(f"{names[r]} {verbs[t['sign']]} the {best} route alone ({t['text']})" for r, t in tests.items())
     recommended: dict[str, Any] = {}
-    if tests[last][2] < 0:
-        models = {"none": scores[best]} | ({config.rerank.model: pipeline_with(best)} if last == "rerank" else {})
-        model = max(models, key=lambda m: mean(models[m]).mean)
-        wanted = {"retrieve.routes": [best]} | ({"rerank.model": model} if last == "rerank" else {})
-        now = {"retrieve.routes": list(config.retrieve.routes), "rerank.model": config.rerank.model}
-        recommended = {key: value for key, value in wanted.items() if value != now[key]}
-        weak = "".join(f"; the {r} route is too weak to help here" for r in config.retrieve.routes if r != best)
-        settings = " ".join(f"{key}={value}" for key, value in recommended.items()).replace("'", "")
-        text = f"{subject} is below {versus}{weak}. Set {settings} ({mean(models[model]).mean:.3f} when measured)."
-    elif last == "rerank" and "hybrid" in tests and tests["hybrid"][2] < 0:
-        text = (
-            f"Fusion by RRF is below the {best} route alone ({shown['hybrid']}) and the reranker makes up for it: "
-            f"{subject.lower()} against {versus}. Keep both routes with the reranker; without one set "
-            f"retrieve.routes=[{best}]."
-        )
-    elif tests[last][1] > 0:
-        text = f"{subject} is above {versus}. Keep the routes as they are."
-    else:
-        text = f"{subject} does not differ significantly from {versus}. Keep the routes as they are."
-    names = ("difference", "low", "high", "p")
-    differences = {r: dict(zip(names, map(_rounded, values), strict=True)) for r, values in tests.items()}
-    return {"text": text, "recommended": recommended, "best_route": best, "differences": differences}
+    if any(t["sign"] < 0 for t in tests.values()):
+        weak = " and ".join(r for r in config.retrieve.routes if r != best)
+        alone = pipeline_with(best) if last == "rerank" else scores[best]
+        tests[f"{last} with {best} alone"] = gain = compare(alone, scores[last])
+        if gain["sign"] < 0:
+            text += f". Yet the reranker makes use of the {weak} route: without it {gain['text']}"
+        else:
+            recommended = {"retrieve.routes": [best]} if weak else {}
+            text += f". The {weak} route is too weak to help here: without it {gain['text']}" if weak else ""
+        if last == "rerank" and compare(alone, scores[best])["sign"] < 0 and tests[last]["sign"] < 0:
+            recommended |= {"rerank.model": "none"}
+            text += f". The reranker '{config.rerank.model}' lowers it too"
+    settings = " ".join(f"{key}={value}" for key, value in recommended.items()).replace("'", "")
+    text += f". Set {settings}." if recommended else ". Keep the routes as they are."
+    return {"text": text, "recommended": recommended, "best_route": best, "differences": tests}
 
 
 def margins(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -64,7 +64,18 @@ class FileAlignment:
         return {
             "human": self.human, "ours": self.ours, **{k: getattr(self.alignment, k) for k in keep},
             "judge_kappa": self.judge_kappa, "human_kappa": self.human_kappa, "annotators": self.annotators,
+            "beside": self.beside,
         }  # fmt: skip
+
+    @property
+    def beside(self) -> str:
+        if self.human_kappa is None or self.judge_kappa is None:
+            return "no two people judged the same answers: how they agree with each other is not known"
+        worse = "less than" if self.judge_kappa < self.human_kappa else "no less than"
+        return (
+            f"the judge agrees with one annotator ({self.judge_kappa:.2f}) {worse} annotators with each other "
+            f"({self.human_kappa:.2f})"
+        )
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _notes(
     mask = version.allowed(Filter())
     active = len(version) if mask is None else int(mask.sum())
     lots = min(1.0, GATE_AT / max(1, active))
-    out = [f"{len(asked)} questions; {GATE_AT} of {active:,} active children: drawing lots finds {lots:.0%} in them"]
+    out = [f"{len(asked)} questions; {GATE_AT} of {active:,} active children: drawing lots would find {lots:.0%}"]
     if asked:
         lexical, dense = (values[r][f"recall@{GATE_AT}"] for r in ("lexical", "dense"))
         more = [int((x > y).sum()) for x, y in ((lexical, dense), (dense, lexical))]

@@ -167,7 +167,7 @@ def dictionary_quality(version: IndexVersion, log: Sequence[QueryRow] = ()) -> l
     cut = [entries[i].standard_term for i in seen if 2 * kept[i] < seen[i]]
     unused = [e.standard_term for i, e in enumerate(entries) if i not in used]
     rows = [
-        _row(KEPT_WHOLE, good if applies else None, len(seen), examples=[f"cut: {t}" for t in cut[:5]]),
+        _row(KEPT_WHOLE, good if applies else None, len(seen), examples=_few("cut", cut)),
         _row("entries that no document uses", unused, len(entries)),
         _row("forms that two entries claim", [f for f, names in owners.items() if len(names) > 1], len(owners)),
         _row(HAN_LENGTH, middle, han.total()) | {"share": None},
@@ -181,7 +181,7 @@ def dictionary_quality(version: IndexVersion, log: Sequence[QueryRow] = ()) -> l
     in_index = words.total() - sum(words[t] for t in unknown)
     rows += [
         _row("questions of the query log with a term", known if log else None, total),
-        _row(IN_INDEX, in_index if log else None, words.total(), examples=[f"not held: {t}" for t in unknown[:5]]),
+        _row(IN_INDEX, in_index if log else None, words.total(), examples=_few("not held", unknown)),
     ]
     return rows
 
@@ -190,6 +190,10 @@ def _children(version: IndexVersion) -> Iterator[tuple[Chunk, list[str]]]:
     rows = np.arange(0, len(version), 1 + len(version) // CHILDREN)
     for start in range(0, len(rows), 512):
         yield from zip(*version.children_and_tokens(rows[start : start + 512]), strict=True)
+
+
+def _few(label: str, names: Sequence[str]) -> list[str]:
+    return [f"{label}: {', '.join(names[:6])}"] if names else []
 
 
 def _row(

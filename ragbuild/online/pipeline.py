@@ -130,7 +130,7 @@ class Pipeline:
                 f"{parent.doc_source}, page {parent.page}: text {reason}; kept as data"
                 for reason in injections(parent.content)
             ]
-        evidence = Evidence(found.rewritten.query, found.rewritten.sub_questions, found.top_m, found.parents)
+        evidence = Evidence(found.rewritten.query, found.rewritten.asked, found.top_m, found.parents)
         began = time.perf_counter()
         is_weak, figures = weak(evidence, self.config.generate, self.version)
         draft = None if is_weak or not found.parents else self.generator(evidence)

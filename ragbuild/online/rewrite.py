@@ -53,6 +53,17 @@ class RewriteResult:
     sub_questions: tuple[str, ...]
     rewrites: tuple[Rewrite, ...]
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The sub-questions without what completion added: what was asked, for choosing what answers it."""
+        out = []
+        for question in self.sub_questions:
+            for rewrite in self.rewrites:
+                if rewrite.kind == "completion":
+                    question = question.replace(rewrite.after, rewrite.before)
+            out.append(question)
+        return tuple(out)
+
 
 class _Known(NamedTuple):
     """What a form in the query is: of which entry, and whether documents use it."""
