@@ -226,6 +226,7 @@ def judge(
 ) -> None:  # fmt: skip
     """How far a judge agrees with people: kappa, its interval, base rates, confusion; query by query with --json."""
     from ragbuild.core.config import load_config, parse_assignments
+    from ragbuild.core.store import cache_dir
     from ragbuild.evaluate.human import judge_file
     from ragbuild.evaluate.judge import make_judge
 
@@ -234,11 +235,11 @@ def judge(
         return
     config = load_config(profile, None, parse_assignments(param or []))
     with counted("judging") as step:
-        report = judge_file(human, make_judge(config), progress=step)
+        report = judge_file(human, make_judge(config, cache_dir("judged") / f"{human.stem}.jsonl"), progress=step)
     for line in report.refused:
         typer.echo(f"note: {line}", err=True)
     if as_json:
-        emit({"file": str(human), "judge": report.judge, "stand_in": report.stand_in, "refused": report.refused,
+        emit({"file": str(human), "judge": report.judge, "stand_in": report.stand_in, "refused": report.refused, "alone": report.alone,
                "dimensions": [{**d.row(), "confusion": d.alignment.confusion, "human_base": d.alignment.human_base,
                                "judge_base": d.alignment.judge_base, "rows": d.alignment.rows}
                               for d in report.dimensions]})  # fmt: skip

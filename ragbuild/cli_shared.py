@@ -36,6 +36,7 @@ def emit(data: Any) -> None:
 
 
 def open_workspace(path: Path | None) -> Path:
+    """The folder of a workspace, by default the last build's. Raises InputRefused where there is none."""
     from ragbuild.core.store import repository
 
     root = path or repository() / "outputs" / "latest"
@@ -47,6 +48,7 @@ def open_workspace(path: Path | None) -> Path:
 
 
 def config_of(workspace: Path, params: list[str] | None) -> Any:
+    """The configuration that a workspace was built with, with ``-p`` on top."""
     from ragbuild.core.config import parse_assignments, stored_config
 
     return stored_config(workspace).with_overrides(parse_assignments(params or []))

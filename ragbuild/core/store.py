@@ -126,6 +126,7 @@ def iter_records(path: str | Path, model: type[R]) -> Iterator[R]:
 
 
 def error_fields(error: ValidationError) -> str:
+    """What is wrong with a record, field by field, in one line."""
     return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
 
 
