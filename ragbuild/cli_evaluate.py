@@ -106,15 +106,14 @@ def offline(
     no_ledger: QuietOption = False, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Layer 1, raw retrieval: indexes, chunks, dictionary, recall. A gate: exit code 3 below the thresholds."""
+    from ragbuild.course.step import input_paths
     from ragbuild.evaluate.gates import raise_if_failed
     from ragbuild.evaluate.runs import entry, measure_offline
 
     started = time.perf_counter()
     root, config, pipeline = _opened(workspace, param)
-    from ragbuild.course.step import input_paths
-
-    sets = _sets(root, config, pipeline, ["generated"], "all")
-    report = measure_offline(pipeline, root, sets[0], config, input_paths(config)["query_log"])
+    inputs = input_paths(config)
+    report, sets = measure_offline(pipeline, root, config, inputs["query_log"], inputs["expert_eval_set"])
     run = entry("offline", report.per_query, sets, pipeline, config, label=label, workspace=root.name, started=started)
     _record(root, run, no_ledger)
     if as_json:
@@ -239,10 +238,10 @@ def judge(
     for line in report.refused:
         typer.echo(f"note: {line}", err=True)
     if as_json:
-        emit({"file": str(human), "judge": report.judge, "stand_in": report.stand_in, "refused": report.refused, "alone": report.alone,
-               "dimensions": [{**d.row(), "confusion": d.alignment.confusion, "human_base": d.alignment.human_base,
-                               "judge_base": d.alignment.judge_base, "rows": d.alignment.rows}
-                              for d in report.dimensions]})  # fmt: skip
+        told = ("confusion", "human_base", "judge_base", "rows")
+        rows = [{**d.row(), **{k: getattr(d.alignment, k) for k in told}} for d in report.dimensions]
+        held = {"judge": report.judge, "stand_in": report.stand_in, "refused": report.refused, "alone": report.alone}
+        emit({"file": str(human), **held, "dimensions": rows})
         return
     _table(f"{human.name}: judge '{report.judge}'{' (a stand-in)' if report.stand_in else ''}",
            [d.row() for d in report.dimensions])  # fmt: skip

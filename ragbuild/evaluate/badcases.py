@@ -1,33 +1,58 @@
 """Bad cases: every failed case gets a category and a sub-category from its trace, and the method's decision tree is
 walked with the numbers at each fork to one recommended next change.
 
-A case is put down to the first stage at which it went wrong: engineering, ground truth, routing, rewriting, then
-the lexical or the dense route, fusion, reranking, and only then generation.
+A case is put down to the first stage at which it went wrong, in the order of `FIXES`; what has all its sources and is
+still wrong is the generator's, "prompt" in the method's words whichever generator it was.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ragbuild.core.records import Chunk
-from ragbuild.evaluate.answers import AnswerTrace
-from ragbuild.evaluate.qdoc import STAGES, CaseTrace, QdocReport
-from ragbuild.evaluate.rubric import holds
+from ragbuild.core.text import language_of
+from ragbuild.evaluate.answers import AnswerTrace, judged_of
+from ragbuild.evaluate.facts import holds, words
+from ragbuild.evaluate.qdoc import CaseTrace, QdocReport
+from ragbuild.evaluate.rubric import Reading
 from ragbuild.index.versions import IndexVersion
+from ragbuild.online.answerable import unknown_words
 
-GOOD = 0.8  # a score from here on is right and complete: level 2 of the human scale
+GOOD, WRONG = 0.8, 0.4  # the human scale: level 2 from the first on, level 0 below the second
 # Below these a fork of the decision tree is taken. Ours: the method names none.
 RECALL, ROUTE, RANKING, ROUTING = 0.95, 0.8, 0.85, 0.9
-# What loop 2 changes for each failing of an answer (method A15).
+FRAGMENT = 20  # tokens; a smaller child says too little to be found by itself
+NEAR = 4  # characters between two children that were one text
+NOWHERE = 10**6
+# What to change, by category, in the order of the stages.
+FIXES = {
+    "engineering": "the errors themselves, before anything else: technical failures look like quality problems",
+    "ground truth": "the case itself: its keywords, or a further right place",
+    "routing": "the layer of routing that chose the documents, or route.enabled=false",
+    "rewrite": "the dictionary entry that changed the question, or the part of rewriting (rewrite.*)",
+    "chunking": "chunk sizes and overlap (notebook 02)",
+    "tokenizer or dictionary": "the lost words, in term_review.csv (notebook 01), or another lexical.tokenizer",
+    "embedding": "another embedding model (embedder.name), then loop 1: fine-tuning",
+    "fusion": "retrieve.rrf_k or a larger retrieve.top_n (notebook 20)",
+    "rerank": "a stronger reranker (rerank.model), then rerank.top_m and retrieve.top_n (notebook 20)",
+    "prompt": "loop 2",
+}
+# What loop 2 changes for each failing of an answer (method A15); an element of the prompt comes first.
 PROMPT_FIXES = {
-    "format": "Answer Specification: the form of citations",
+    "format": "Answer Specification: the form of citations and Markdown",
     "hallucination": "Prohibitions: nothing that the documents do not hold",
-    "refusal": "Answer Specification and an example: answer when the documents hold it; here generate.abstain_*",
+    "refusal": "Answer Specification and an example: answer when the documents hold it",
+    "missing refusal": "Prohibitions and an example: say so when the documents do not answer",
     "over-citation": "Prohibitions: no citation that supports nothing",
-    "incomplete": "Answer Specification: every part of the question; or missing ground-truth sources",
+    "source not used": "Goal and an example: read every document given, cite the one that answers",
+    "wrong passage": "Goal and an example: what was asked, not what stands near it",
+    "incomplete": "Answer Specification: every part of the question",
+    "inaccurate": "Answer Specification: values and conditions as the documents have them",
+    "wrong language": "Answer Specification: the language of the question",
     "verbose": "Answer Specification: length and form",
     "illogical": "Answer Specification and an example: order of steps",
 }
@@ -35,7 +60,7 @@ PROMPT_FIXES = {
 
 @dataclass(frozen=True)
 class BadCase:
-    """One failed case; `evidence` says in words and ranks why it was classified so."""
+    """One failed case; `evidence` says in words and ranks why it was classified so, `fix` what to change."""
 
     id: str
     source: str
@@ -45,26 +70,32 @@ class BadCase:
     query_type: str
     category: str
     sub_category: str
+    score: float | None
     query: str
     evidence: str
+    fix: str
     expected: str
     got: str
     document: str
 
-    def row(self) -> dict[str, str]:
+    def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+Found = tuple[str, str, str]  # category, sub-category, evidence
 
 
 def bad_cases(
     retrieval: QdocReport, answers: Sequence[AnswerTrace], version: IndexVersion, top_m: int
 ) -> list[BadCase]:
-    """Every case that failed in retrieval (something needed is not among the Top-M's parents) or in its answer."""
+    """Every case that failed: in its answer, or, where none was asked for, in retrieval (something needed is not among
+    the parents of the Top-M)."""
     answered = {a.case.id: a for a in answers}
     out = []
     for trace in retrieval.traces:
-        found = _classify(trace, answered.get(trace.case.id), version, top_m)
-        if found:
-            out.append(_bad(trace, answered.get(trace.case.id), *found))
+        answer = answered.get(trace.case.id)
+        if found := _classify(trace, answer, version, top_m):
+            out.append(_bad(trace, answer, *found))
     return out
 
 
@@ -80,38 +111,42 @@ def counts(bad: Sequence[BadCase]) -> list[dict[str, Any]]:
 
 def _bad(trace: CaseTrace, answer: AnswerTrace | None, category: str, sub: str, evidence: str) -> BadCase:
     case = trace.case
-    got = answer.answer.text if answer and answer.answer else ""
-    document = case.documents[0] if case.documents else ""
+    fix = PROMPT_FIXES.get(sub, f"a rule on {sub}") if category == "prompt" else FIXES[category]
     return BadCase(
-        case.id, case.source, case.half, case.language, case.kind, case.query_type, category, sub, case.query, evidence,
-        case.answer, got, document,
+        case.id, case.source, case.half, case.language, case.kind, case.query_type, category, sub,
+        answer.overall if answer else None, case.query, evidence, fix, case.answer,
+        answer.answer.text if answer and answer.answer else "", case.documents[0] if case.documents else "",
     )  # fmt: skip
 
 
-def _classify(
-    trace: CaseTrace, answer: AnswerTrace | None, version: IndexVersion, top_m: int
-) -> tuple[str, str, str] | None:
-    case = trace.case
-    error = trace.error or (answer.error if answer else "")
-    if error:
+def _classify(trace: CaseTrace, answer: AnswerTrace | None, version: IndexVersion, top_m: int) -> Found | None:
+    case, given = trace.case, answer.answer if answer else None
+    if error := trace.error or (answer.error if answer else ""):
         return "engineering", "time-out" if "imeout" in error or "timed out" in error else "error", error
-    fallback = [w for w in answer.answer.warnings if w.startswith("extractive answer")] if _has(answer) else []
-    if fallback:
+    if fallback := [w for w in given.warnings if w.startswith("extractive answer")] if given else []:
         return "engineering", "endpoint or parse", fallback[0]
+    if answer and answer.overall is None:
+        reason = next((s.reason for s in answer.scores.values()), "no dimension was asked for")
+        return "engineering", "not judged", reason
     if not case.answerable:
-        if answer is None or answer.refused:
-            return None
-        return "prompt", "hallucination", "answered, though no document holds it"
-    missing = [g for g in case.groups if not _served(trace, version, g)]
-    if not missing and (answer is None or _right(answer)):
+        return None if answer is None or answer.refused else _not_refused(answer)
+    if answer and answer.overall >= GOOD and not answer.wrong_version:
         return None
-    if answer is None or not _right(answer):
-        wrong = _ground_truth(case.keywords, case.groups, answer, version)
-        if wrong:
-            return "ground truth", *wrong
-    if missing and (answer is None or not _right(answer)):
-        return _retrieval(trace, missing[0], version, top_m)
-    return _generation(answer) if answer is not None and not _right(answer) else None
+    missing = [g for g in case.groups if not _served(trace, version, g)]
+    if answer is None and not missing:
+        return None
+    if wrong := _ground_truth(answer, trace, version):
+        return "ground truth", *wrong
+    if answer and answer.wrong_version:
+        routed = f"routing acted on {', '.join(trace.routed)}" if trace.routed else "routing did not act"
+        return "routing", "wrong version let through", f"{routed}; cites {_cites(answer)}"
+    if missing:
+        found = [_retrieval(trace, group, version, top_m) for group in missing]
+        return min(found, key=lambda f: list(FIXES).index(f[0]))
+    return "prompt", *_generation(answer, trace, version)
+
+
+# --- retrieval --------------------------------------------------------------------------------------------------------
 
 
 def _served(trace: CaseTrace, version: IndexVersion, group: Sequence[str]) -> bool:
@@ -120,110 +155,155 @@ def _served(trace: CaseTrace, version: IndexVersion, group: Sequence[str]) -> bo
     return bool(parents & set(trace.rankings.get("parents", ())))
 
 
-def _ranks(trace: CaseTrace, group: Sequence[str]) -> dict[str, int | None]:
-    """Best rank of the group at each stage, from 1; None where it was not found."""
+def ranks(trace: CaseTrace, group: Sequence[str]) -> dict[str, int | None]:
+    """The group's best rank at each stage, from 1; None where it was not found. `group`: ids of children, or of parents
+    for the stage ``parents``."""
     return {
         stage: next((r for r, item in enumerate(ids, 1) if item in group), None)
         for stage, ids in trace.rankings.items()
     }
 
 
-def _retrieval(trace: CaseTrace, group: Sequence[str], version: IndexVersion, top_m: int) -> tuple[str, str, str]:
-    ranks = _ranks(trace, group)
-    seen = ", ".join(f"{s} {ranks.get(s) or '–'}" for s in STAGES if s != "parents")
+def _retrieval(trace: CaseTrace, group: Sequence[str], version: IndexVersion, top_m: int) -> Found:
+    at = ranks(trace, group)
+
+    def place_at(stage: str) -> int:
+        return at.get(stage) or NOWHERE
+
     chunk = version.children(version.rows_of(group[:1]))[0]
-    place = f"{chunk.doc_source} p{chunk.page}; ranks: {seen}"
-    if trace.routed_out and not ranks.get("fused"):
-        saved = ranks.get("no_routing_reranked") or "–"
-        why = f"filter on {', '.join(trace.routed)}; without routing at rank {saved}; {place}"
-        return "routing", "right document filtered out", why
-    if not ranks.get("fused"):
-        without = ranks.get("no_rewrite_fused")
-        if without:
-            return "rewrite", "lost by rewriting", f"as typed it is found at rank {without}; {place}"
-        if ranks.get("lexical") and ranks.get("dense"):
-            return "fusion", "found by both routes, cut at Top-N", place
-        if ranks.get("lexical") or ranks.get("dense"):
-            found = "lexical" if ranks.get("lexical") else "dense"
-            return "fusion", f"found by the {found} route alone, cut at Top-N", place
+    seen = ", ".join(f"{s} {at[s] or '–'}" for s in ("lexical", "dense", "fused", "reranked") if s in at)
+    other = "" if chunk.language == trace.case.language else f" (in {chunk.language}, asked in {trace.case.language})"
+    place = f"{chunk.doc_source} p{chunk.page}{other}; ranks: {seen}"
+    lost, routes = place_at("fused") == NOWHERE, [r for r in ("lexical", "dense") if at.get(r)]
+    unrouted, typed = place_at("no_routing_fused"), place_at("no_rewrite_reranked")
+    if trace.routed_out and lost and (unrouted < NOWHERE or len(trace.case.groups) == 1):
+        without = f"at rank {unrouted}" if unrouted < NOWHERE else "not found either"
+        return "routing", "right document filtered out", f"by {', '.join(trace.routed)}; without: {without}; {place}"
+    if typed <= top_m or (lost and typed < NOWHERE):
+        sub = "lost by rewriting" if lost else "ranked down by rewriting"
+        return "rewrite", sub, f"as typed it is reranked at {typed}; {place}"
+    if any(_cut_apart(chunk, other, version) for other in trace.case.groups if _served(trace, version, other)):
+        return "chunking", "answer cut between two parents", f"its other half was given; {place}"
+    if lost and routes:
+        sub = "found by both routes" if len(routes) == 2 else f"found by the {routes[0]} route alone"
+        return "fusion", f"{sub}, cut at Top-N", place
+    if lost:
         return _not_found(trace, chunk, version, place)
-    if (ranks.get("reranked") or 10**6) > top_m:
-        better = min((ranks[s] or 10**6 for s in ("lexical", "dense", "fused") if s in ranks), default=10**6)
-        sub = "ranked down" if better <= top_m else "never near the top"
-        return "rerank", sub, f"reranked at {ranks.get('reranked')}, Top-M is {top_m}; {place}"
-    return "chunking", "the child is there, another part of the answer is not", place
+    if place_at("fused") <= top_m:
+        return "rerank", "ranked down", f"fused it would be within Top-M = {top_m}; {place}"
+    sub = (
+        "diluted by fusion, not lifted"
+        if min(map(place_at, routes), default=NOWHERE) <= top_m
+        else "never near the top"
+    )
+    return "rerank", sub, f"Top-M is {top_m}; {place}"
 
 
-def _not_found(trace: CaseTrace, chunk: Chunk, version: IndexVersion, place: str) -> tuple[str, str, str]:
-    """Neither route has it: do question and chunk share words at all?"""
-    words = dict.fromkeys(t for q in trace.sub_questions or (trace.query,) for t in version.tokenizer(q))
-    held = set(version.tokenizer(chunk.content)) & set(words)
-    unknown = [w for w in words if not version.lexical.idf(w)]
-    if not held:
-        return "tokenizer or dictionary", "no word in common", f"question cut into {' | '.join(words)}; {place}"
-    if unknown:
-        return "tokenizer or dictionary", "words that no document holds", f"{', '.join(unknown[:6])}; {place}"
-    return "embedding", "neither near nor ranked by its words", f"shared: {', '.join(sorted(held)[:6])}; {place}"
+def _cut_apart(chunk: Chunk, group: Sequence[str], version: IndexVersion) -> bool:
+    """Do the two stand side by side in one document?"""
+    return any(
+        c.doc_key == chunk.doc_key and max(chunk.span[0] - c.span[1], c.span[0] - chunk.span[1]) <= NEAR
+        for c in version.children(version.rows_of(group))
+    )
 
 
-def _ground_truth(
-    keywords: Sequence[str], groups: Sequence[Sequence[str]], answer: AnswerTrace | None, version: IndexVersion
-) -> tuple[str, str] | None:
-    """Is the case itself at fault: keywords that its own chunks lack, or the same facts rightly cited elsewhere?"""
-    if not keywords:
+def _not_found(trace: CaseTrace, chunk: Chunk, version: IndexVersion, place: str) -> Found:
+    """No route has it: do question and chunk share words at all?"""
+    asked = dict.fromkeys(t for q in trace.sub_questions or (trace.query,) for t in version.tokenizer(q))
+    held = sorted(set(version.tokenizer(f"{chunk.breadcrumb}\n{chunk.content}")) & set(asked))
+    unknown = unknown_words(trace.query, version)
+    if chunk.n_tokens < FRAGMENT:
+        return "chunking", "a fragment", f"{chunk.n_tokens} tokens: {chunk.content[:60]!r}; {place}"
+    if "lexical" in trace.rankings:
+        if not held:
+            words_ = f"question cut into {' | '.join(list(asked)[:12])}"
+            return "tokenizer or dictionary", "no word in common", f"{words_}; {place}"
+        if len(unknown) >= len(held) or "dense" not in trace.rankings:
+            lost = f"unknown: {', '.join(unknown[:6]) or 'none'}; shared: {', '.join(held[:6])}"
+            return "tokenizer or dictionary", "too few words in common", f"{lost}; {place}"
+    return "embedding", "not near", f"shared words: {', '.join(held[:6]) or 'none'}; {place}"
+
+
+def _ground_truth(answer: AnswerTrace | None, trace: CaseTrace, version: IndexVersion) -> tuple[str, str] | None:
+    """Is the case itself at fault: all that the answer lacks stands in no right place either, or the same is answered,
+    whole, from another place?"""
+    if answer is None or answer.answer is None or answer.refused or not trace.case.groups:
         return None
-    chunks = version.parents_of(version.rows_of([g[0] for g in groups]))
-    text = "\n".join(c.breadcrumb + "\n" + c.content for c in chunks)
-    lacking = [k for k in keywords if not holds(text, k)]
-    if lacking:
-        return "keyword not in its chunks", f"'{lacking[0]}' stands in none of the ground-truth parents"
-    if _has(answer) and not answer.refused and all(holds(answer.answer.text, k) for k in keywords):
-        right = {c.chunk_id for c in chunks}
-        cited = {c.chunk_id: c for c in answer.answer.citations}
-        if cited and not set(cited) & right:
-            other = next(iter(cited.values()))
-            return "another place holds the same", f"all keywords answered from {other.doc_source} p{other.page}"
+    case, reading = trace.case, Reading(judged_of(trace.case, answer.answer))
+    right = version.parents_of(version.rows_of([i for group in case.groups for i in group]))
+    text = "\n".join(f"{c.breadcrumb}\n{c.content}" for c in right)
+    if reading.lacking and not any(holds(text, k) for k in reading.lacking):
+        return "keyword not in its chunks", f"'{reading.lacking[0]}' stands in none of the right places"
+    cited = {c.chunk_id for c in answer.answer.citations}
+    whole = not reading.lacking and (len(case.keywords) > 1 or (case.keywords and (reading.said or 0.0) >= GOOD))
+    wrong = any(holds(answer.answer.text, k) for k in case.wrong_keywords)
+    if whole and cited and not wrong and not cited & {c.chunk_id for c in right}:
+        return "another place holds the same", f"all keywords are answered from {_cites(answer)}: is it right too?"
     return None
 
 
-def _generation(answer: AnswerTrace) -> tuple[str, str, str]:
-    """What is wrong with an answer whose sources were all there."""
-    scores = {name: s.value for name, s in answer.scores.items() if s.value is not None}
-    said = "; ".join(f"{n} {v:.2f}" for n, v in sorted(scores.items(), key=lambda i: i[1])[:3])
-
-    def low(name: str) -> bool:
-        return scores.get(name, 1.0) < GOOD
-
-    if answer.refused:
-        return "prompt", "refusal", "refused, though the sources were given"
-    if answer.wrong_version:
-        return "routing", "wrong version let through", said
-    warnings = [w for w in answer.answer.warnings if "citation" in w] if answer.answer else []
-    if warnings:
-        return "prompt", "format", warnings[0]
-    if scores.get("credibility", 1.0) < 0.5:
-        return "prompt", "hallucination", said
-    cited = {c.chunk_id for c in answer.answer.citations} if answer.answer else set()
-    if low("content_accuracy") and not low("keyword_hit_rate") and len(cited) >= 3:
-        return "prompt", "over-citation", f"{len(cited)} sources cited; {said}"
-    if low("keyword_hit_rate") or low("content_completeness") or low("content_accuracy"):
-        return "prompt", "incomplete", said
-    if low("expression_quality"):
-        return "prompt", "verbose", said
-    return "prompt", "illogical", said
+# --- generation -------------------------------------------------------------------------------------------------------
 
 
-def _has(answer: AnswerTrace | None) -> bool:
-    return answer is not None and answer.answer is not None
+def _cites(answer: AnswerTrace) -> str:
+    cited = answer.answer.citations if answer.answer else ()
+    return ", ".join(dict.fromkeys(f"{c.doc_source} {c.doc_version} p{c.page}" for c in cited)) or "nothing"
 
 
-def _right(answer: AnswerTrace) -> bool:
-    return answer.overall is not None and answer.overall >= GOOD and not answer.wrong_version
+def _not_refused(answer: AnswerTrace) -> Found:
+    """Answered what no document holds: invented, or quoted from something near?"""
+    reading = Reading(judged_of(answer.case, answer.answer))
+    n, bad = len(reading.claims), len(reading.unsupported)
+    evidence = f"answered, though no document holds it; {bad} of {n} sentences unsupported; cites {_cites(answer)}"
+    return "prompt", "hallucination" if 2 * bad > n else "missing refusal", evidence
+
+
+def _generation(answer: AnswerTrace, trace: CaseTrace, version: IndexVersion) -> tuple[str, str]:
+    """What is wrong with an answer that had all its sources: the failing that costs it most (see `judge.overall`)."""
+    case, given = trace.case, answer.answer
+    scores = {name: s for name, s in answer.scores.items() if s.value is not None}
+    place = min((trace.rankings["parents"].index(i) + 1 for g in case.parent_groups for i in g
+                 if i in trace.rankings["parents"]), default=0)  # fmt: skip
+    told = f"the right source was given at place {place}; it cites {_cites(answer)}"
+    if given is None or answer.refused:
+        unknown = ", ".join(unknown_words(trace.query, version)[:6]) or "none"
+        return "refusal", f"refused, though the right source was given at place {place}; unknown words: {unknown}"
+    if removed := [w for w in given.warnings if "citation" in w]:
+        return "format", removed[0]
+    # the least of what `overall` is the minimum of
+    worst = min(scores, key=lambda n: scores[n].value if n == "content_accuracy" else WRONG + 0.6 * scores[n].value)
+    if "credibility" in scores and scores["credibility"].value < 0.5:
+        worst = "credibility"
+    reason = f"{worst.replace('_', ' ')} {scores[worst].value:.2f}: {scores[worst].reason}; {told}"
+    if worst in ("keyword_hit_rate", "content_accuracy", "content_completeness"):
+        return _content(answer, Reading(judged_of(case, given))), reason
+    if worst == "expression_quality":
+        if language_of(given.text) != language_of(case.query):
+            return "wrong language", reason
+        long = len(words(given.text)) > 4 * max(40, len(words(case.answer)))
+        return "verbose" if long or "repeat" in scores[worst].reason else "format", reason
+    return {"credibility": "hallucination", "logical_coherence": "illogical"}.get(worst, worst), reason
+
+
+def _content(answer: AnswerTrace, reading: Reading) -> str:
+    """Which failing of content: by whether a right source is cited and how much of what is needed is said."""
+    cited = {c.chunk_id for c in answer.answer.citations}
+    right = {i for group in answer.case.parent_groups for i in group}
+    hit, said = reading.hit_rate if answer.case.keywords else None, reading.said or 0.0
+    share = said if hit is None else hit
+    if share >= GOOD:
+        return "over-citation" if cited and len(cited - right) * 2 > len(cited) else "inaccurate"
+    if not cited & right:
+        return "incomplete" if share >= 0.5 else "source not used"
+    return "incomplete" if hit or said >= WRONG else "wrong passage"
+
+
+# --- the decision tree ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fork:
-    """One question of the decision tree with the number it was answered by."""
+    """One question of the decision tree with the number it was answered by; `low`: the fork was taken."""
 
     question: str
     value: float | None
@@ -235,47 +315,65 @@ class Fork:
         return {**asdict(self), "value": None if self.value is None else round(self.value, 4)}
 
 
-def walk(retrieval: QdocReport, dimensions: dict[str, tuple[float, int]], top_n: int) -> tuple[list[Fork], str]:
+def walk(
+    retrieval: QdocReport, answers: Sequence[AnswerTrace], bad: Sequence[BadCase], top_n: int
+) -> tuple[list[Fork], str]:
     """The method's decision tree (A15) with the numbers at each fork, ending in one recommended next change.
 
-    `dimensions`: mean and n of each Q-DOC-A dimension. Retrieval and answer figures are compared with their own
-    thresholds, never with each other.
+    Retrieval and answer figures are compared with their own thresholds, never with each other. `bad` tells which
+    failing is the commonest among the answers that are low.
     """
     forks: list[Fork] = []
-    n = len(retrieval.answerable)
+    n, depth = len(retrieval.answerable), max([k for k in retrieval.cutoffs if k <= top_n] or retrieval.cutoffs[-1:])
 
     def low(question: str, value: float | None, threshold: float, count: int) -> bool:
+        value = None if value is None or math.isnan(value) else value
         forks.append(Fork(question, value, threshold, count, value is not None and value < threshold))
         return forks[-1].low
 
-    depth = max((k for k in retrieval.cutoffs if k <= top_n), default=retrieval.cutoffs[-1])
-    share = 1 - len(retrieval.errors) / max(1, len(retrieval.traces))
-    if low("engineering: do all cases run?", share, 1.0, len(retrieval.traces)):
-        return forks, "engineering first: fix the errors listed, since technical failures look like quality problems"
-
     def recall(stage: str) -> float:
-        return retrieval.mean(stage, f"recall@{depth}")
+        return retrieval.mean(stage, f"recall@{depth}") if stage in retrieval.values else math.nan
 
-    if low(f"fused chunk recall@{depth}", recall("fused"), RECALL, n):
+    def change(category: str) -> tuple[list[Fork], str]:
+        return forks, f"{category}: {FIXES[category]}"
+
+    cases, failed = len(retrieval.traces), sum(b.category == "engineering" for b in bad)
+    if low("engineering: cases that ran and were judged", 1 - failed / max(1, cases), 1.0, cases):
+        return change("engineering")
+    if low(f"chunk recall@{depth}, fused", recall("fused"), RECALL, n):
         routing = retrieval.routing
-        if routing["acted"] and low("routing accuracy", routing["accuracy"], ROUTING, routing["acted"]):
-            return forks, "routing: fix the layer that filters right documents out, or route.enabled=false"
-        if low(f"lexical recall@{depth}", recall("lexical"), ROUTE, n):
-            return forks, "tokenizer or dictionary: add the words of the lost questions in term_review.csv"
-        if low(f"dense recall@{depth}", recall("dense"), ROUTE, n):
-            return forks, "dense route: another embedding model (embedder.name); then loop 1, fine-tuning"
-        return forks, "fusion: rrf_k or a larger retrieve.top_n (notebook 20)"
-    if low("right parents within Top-M", retrieval.mean("parents", f"recall@{depth}"), RANKING, n):
-        return forks, "ranking: a stronger reranker (rerank.model), then Top-M and Top-N (notebook 20)"
-    changes = (
-        ("keyword_hit_rate", "prompt, loop 2: what the answer leaves out"),
-        ("content_accuracy", "prompt, loop 2: accuracy"),
-        ("credibility", "prompt, loop 2: Prohibitions"),
-        ("content_completeness", "missing ground-truth sources? raise rerank.top_m; else prompt, loop 2"),
-        ("expression_quality", "prompt, loop 2: guidelines of expression"),
-        ("logical_coherence", "prompt, loop 2: guidelines and examples"),
-    )
-    for name, change in changes:
-        if name in dimensions and low(name.replace("_", " "), dimensions[name][0], GOOD, dimensions[name][1]):
-            return forks, change
+        if low("routing accuracy, where it acted", routing["accuracy"], ROUTING, routing["acted"]):
+            return change("routing")
+        if low(f"chunk recall@{depth}, lexical", recall("lexical"), ROUTE, n):
+            return change("tokenizer or dictionary")
+        if low(f"chunk recall@{depth}, dense", recall("dense"), ROUTE, n):
+            return change("embedding")
+        return change("fusion")
+    if low("right parents within Top-M", recall("parents"), RANKING, n):
+        return change("rerank")
+    for name in dict.fromkeys(d for a in answers for d in a.scores):
+        some = [a for a in answers if name in a.scores and a.scores[name].value is not None]
+        mean = math.fsum(a.scores[name].value for a in some) / len(some) if some else None
+        if low(name.replace("_", " "), mean, GOOD, len(some)):
+            weak = {a.case.id for a in some if a.scores[name].value < GOOD}
+            told = "missing sources? right parents given where completeness is low"
+            if name == "content_completeness" and low(told, _sources(retrieval, weak), RANKING, len(weak)):
+                return change("rerank")
+            return forks, _loop2(name, [b for b in bad if b.id in weak], answers)
     return forks, "nothing stands out: widen the eval set before tuning further"
+
+
+def _sources(retrieval: QdocReport, weak: set[str]) -> float:
+    """Of the answerable cases named, the mean share of needed places that the generator was given."""
+    some = [t for t in retrieval.answerable if t.case.id in weak and t.case.parent_groups]
+    given = [[bool(set(g) & set(t.rankings.get("parents", ()))) for g in t.case.parent_groups] for t in some]
+    return sum(sum(g) / len(g) for g in given) / len(given) if given else math.nan
+
+
+def _loop2(name: str, bad: Sequence[BadCase], answers: Sequence[AnswerTrace]) -> str:
+    common = Counter(b.sub_category for b in bad if b.category == "prompt").most_common(1)
+    told = f"of {len(bad)} bad cases low in {name.replace('_', ' ')}, "
+    told += f"{common[0][1]} are '{common[0][0]}' ({PROMPT_FIXES.get(common[0][0], name)})" if common else "none is its"
+    if all(a.answer is None or a.answer.generator == "extractive" for a in answers):
+        return f"generator: a chat endpoint (generate.generator=openai); the stand-in reads no prompt; {told}"
+    return f"prompt, loop 2: {told}"

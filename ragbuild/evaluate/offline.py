@@ -84,7 +84,8 @@ def evaluate_offline(
     if (kept := words[0])["share"] is not None:
         figures["terms_kept_whole"] = Figure(value=kept["share"], n=kept["of"])
     on = (*config.retrieve.routes, "fused")
-    gated = {k: f for k, f in figures.items() if not k.endswith("_mrr") and k.split("_recall")[0] in (*on, k)}
+    off = {f"{route}_recall_at_{GATE_AT}" for route in ROUTES if route not in on}
+    gated = {k: f for k, f in figures.items() if k not in off and not k.endswith("_mrr")}
     why = {
         "index_completeness": "; ".join(c["check"] for c in checks if not c["ok"]),
         "chunk_boundaries": "; ".join(row["what"] for row in _broken(chunking)),

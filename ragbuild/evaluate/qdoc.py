@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,14 +20,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from ragbuild.core.errors import InputRefused, MissingResource, RagbuildError
 from ragbuild.core.store import write_bytes
-from ragbuild.evaluate.metrics import mean, per_query
+from ragbuild.evaluate.metrics import mean, paired_test, per_query
 from ragbuild.index.versions import IndexVersion
-from ragbuild.offline.evalset import ChunkMap, EvalCase, expert_cases, load_expert, load_pairs, pair_cases
+from ragbuild.offline.evalset import EvalCase
 from ragbuild.online.pipeline import Found, Pipeline
 from ragbuild.online.retrieve import rrf
 
 STAGES = ("raw_lexical", "raw_dense", "raw_fused", "lexical", "dense", "fused", "reranked", "parents")
-ABLATIONS = ("no_rewrite", "no_routing")
+ABLATIONS = {"no_rewrite": "rewriting", "no_routing": "routing"}
 _OFF = {
     "rewrite": {"rewrite.complete": False, "rewrite.split": False, "rewrite.fallback": False, "rewrite.use_llm": False},
     "routing": {"route.enabled": False},
@@ -49,26 +50,6 @@ class CaseTrace:
     rankings: dict[str, list[str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     error: str = ""
-
-
-def load_cases(
-    version: IndexVersion, which: str, workspace: Path, expert: Path | None = None
-) -> tuple[list[EvalCase], list[str]]:
-    """The cases of a set for the index at hand: ``generated`` (the workspace's eval_set.json), ``expert`` (the file
-    given), or a path to either kind; and the ids of pairs whose place is not in the index.
-
-    Raises InputRefused when there is no such set, or rows can't be read or mapped.
-    """
-    path = {"generated": workspace / "eval_set.json", "expert": expert}.get(which, Path(which))
-    if path is None or not path.is_file():
-        raise InputRefused(
-            f"no {which} eval set at {path}: 'generated' is made by notebook 06, 'expert' is expert_eval_set.json "
-            "beside the corpus, anything else is a file"
-        )
-    chunks = ChunkMap([*version.all_parents(), *version.children(np.arange(len(version)))])
-    if which == "expert" or (which != "generated" and '"case_id"' in path.read_text(encoding="utf-8")):
-        return expert_cases(load_expert(path), chunks), []
-    return pair_cases(load_pairs(path), chunks)
 
 
 class Variants:
@@ -161,13 +142,14 @@ class QdocReport:
         return [t for t in self.traces if t.case.answerable]
 
     def rows(self, keep: Callable[[EvalCase], bool] = lambda case: True) -> list[dict[str, Any]]:
-        """One row a stage: the mean of every figure over the cases kept, with n and how many were unmeasured."""
+        """One row a stage: the mean of every figure over the cases kept (None where none was measured), with n and how
+        many were unmeasured."""
         mask = np.array([keep(t.case) for t in self.answerable], bool)
         out = []
         for stage, figures in self.values.items():
             means = {name: mean(values[mask]) for name, values in figures.items()}
             n, unmeasured = next(iter(means.values()))[1:]
-            row = {k: round(m[0], 4) for k, m in means.items()}
+            row = {k: _rounded(m[0]) for k, m in means.items()}
             out.append({"stage": stage, "n": n, "unmeasured": unmeasured, **row})
         return out
 
@@ -181,7 +163,7 @@ class QdocReport:
         out = []
         for group in sorted({value(c) for c in cases}):
             mask = np.array([value(c) == group for c in cases])
-            figures = {m: round(mean(self.values[stage][m][mask])[0], 4) for m in metrics}
+            figures = {m: _rounded(mean(self.values[stage][m][mask])[0]) for m in metrics}
             out.append({what: group, "n": int(mask.sum()), **figures})
         return out
 
@@ -195,6 +177,27 @@ class QdocReport:
             "accuracy": round(right / len(acted), 4) if acted else None,
         }  # fmt: skip
 
+    def ablations(self, n_resamples: int = 2000, seed: int = 13) -> list[dict[str, Any]]:
+        """What rewriting and routing add to the fused list's recall and to the reranked order: `with_it` and
+        `without`, their paired difference with its 95 % interval, and how many cases the part helped and hurt."""
+        figures, out = {"fused": f"recall@{max(self.cutoffs)}", "reranked": self._ndcg}, []
+        for (name, part), (stage, figure) in product(ABLATIONS.items(), figures.items()):
+            if stage not in self.values:
+                continue
+            on, off = self.values[stage][figure], self.values[f"{name}_{stage}"][figure]
+            difference, low, high, _ = paired_test(on, off, n_resamples, seed)
+            out.append({
+                "part": part, "stage": stage, "figure": figure, "with_it": _rounded(mean(on)[0]),
+                "without": _rounded(mean(off)[0]), "difference": _rounded(difference), "low": _rounded(low),
+                "high": _rounded(high), "helped": int((on > off).sum()), "hurt": int((on < off).sum()),
+                "n": mean(on)[1],
+            })  # fmt: skip
+        return out
+
+    @property
+    def _ndcg(self) -> str:
+        return f"ndcg@{10 if 10 in self.cutoffs else max(self.cutoffs)}"
+
     @property
     def errors(self) -> list[dict[str, str]]:
         return [{"id": t.case.id, "query": t.case.query, "error": t.error} for t in self.traces if t.error]
@@ -202,17 +205,19 @@ class QdocReport:
     def advice(self) -> list[str]:
         """What the figures recommend; one remark a finding, none when nothing stands out."""
         out, routing = [], self.routing
+        if "fused" not in self.values:
+            return ["no answerable case came through retrieval: nothing can be said"]
         if routing["accuracy"] is not None and routing["accuracy"] < 0.5:
             out.append(
                 f"routing kept the right document in only {routing['right']} of {routing['acted']} cases: remove it "
                 "(route.enabled=false) or route with a language model (route.use_llm=true)"
             )
         depth = max(self.cutoffs)
-        for name, part in (("no_rewrite", "rewriting"), ("no_routing", "routing")):
+        for name, part in ABLATIONS.items():
             with_, without = (self.mean(s, f"recall@{depth}") for s in ("fused", f"{name}_fused"))
             if with_ < without:
                 out.append(f"{part} lowers recall@{depth} from {without:.3f} to {with_:.3f} on this set: look at why")
-        top = f"ndcg@{10 if 10 in self.cutoffs else depth}"
+        top = self._ndcg
         best = max((s for s in ("lexical", "dense") if s in self.values), key=lambda s: self.mean(s, top))
         if self.mean("reranked", top) < self.mean(best, top) - 0.01:
             out.append(f"the reranked order ({top} {self.mean('reranked', top):.3f}) is below the {best} route alone "
@@ -269,6 +274,10 @@ def load_traces(path: Path, kind: type[T]) -> list[T]:
         return TypeAdapter(list[kind]).validate_json(path.read_bytes())  # type: ignore[valid-type]
     except (OSError, ValidationError) as error:
         raise InputRefused(f"{path} holds no traces of this version ({error}); run its notebook again") from None
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)
 
 
 def _share(flags: Sequence[bool]) -> float:

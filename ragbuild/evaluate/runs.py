@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +17,12 @@ from ragbuild.core.store import iter_records
 from ragbuild.evaluate.answers import AnswerTrace, run_answers
 from ragbuild.evaluate.judge import Judge
 from ragbuild.evaluate.ledger import Entry, components_of, corpus_hash, new_entry
+from ragbuild.evaluate.metrics import mean, wilson
 from ragbuild.evaluate.offline import OfflineReport, evaluate_offline
-from ragbuild.evaluate.qdoc import Progress, QdocReport, load_cases, run_qdoc
+from ragbuild.evaluate.qdoc import Progress, QdocReport, run_qdoc
+from ragbuild.evaluate.quality import parsed_text
 from ragbuild.index.versions import IndexVersion
-from ragbuild.offline.evalset import ChunkMap, EvalCase, set_hash
+from ragbuild.offline.evalset import ChunkMap, EvalCase, expert_cases, load_expert, load_pairs, pair_cases, set_hash
 from ragbuild.offline.review import read_query_log
 from ragbuild.online.pipeline import Pipeline
 
@@ -32,6 +35,13 @@ GATED = {
         "expert/fused/recall@50", "expert/parents/recall@50", "expert/reranked/ndcg@10", "generated/fused/recall@50",
     ),
     "qdoca": ("expert/overall", "expert/right_version", "expert/refused_rightly", "expert/not_refused_wrongly"),
+}  # fmt: skip
+
+# What the course's own sample is to reach; a team sets its own.
+TARGETS = {
+    "right chunks in the fused list": (">=", 0.95), "right parents within Top-M": (">=", 0.85),
+    "answers of a wrong version": ("<=", 0.0), "unanswerable, refused": (">=", 0.80),
+    "answerable, wrongly refused": ("<=", 0.10),
 }  # fmt: skip
 
 
@@ -48,19 +58,31 @@ class EvalSet:
 def load_sets(
     version: IndexVersion, workspace: Path, expert: Path | None, wanted: Sequence[str] = SETS
 ) -> list[EvalSet]:
-    """The sets named (see `load_cases`); of the two usual ones, those that there are.
+    """The sets named, for the index at hand: ``generated`` (the workspace's eval_set.json), ``expert`` (the file given)
+    or a path to either kind; of several, those that there are.
 
-    Raises InputRefused when there is none, or a set named by its path is missing or can't be mapped.
+    Raises InputRefused when there is none, or rows can't be read or mapped.
     """
+    return _mapped(chunk_map(version), workspace, expert, wanted)
+
+
+def _mapped(chunks: ChunkMap, workspace: Path, expert: Path | None, wanted: Sequence[str]) -> list[EvalSet]:
     places = {"expert": expert, "generated": workspace / "eval_set.json"}
     out = []
-    for which in wanted:
-        path = places.get(which, Path(which))
-        if path is None or (which in places and not path.is_file() and len(wanted) > 1):
+    for name in wanted:
+        path = places.get(name, Path(name))
+        if name in places and len(wanted) > 1 and not (path and path.is_file()):
             continue
-        cases, lost = load_cases(version, which, workspace, expert)
-        name = which if which in places else Path(which).stem
-        out.append(EvalSet(name, cases, set_hash(path), lost))
+        if path is None or not path.is_file():
+            raise InputRefused(
+                f"no {name} eval set at {path}: 'generated' is made by notebook 06, 'expert' is expert_eval_set.json "
+                "beside the corpus, anything else is a file"
+            )
+        by_people = name == "expert" or (name != "generated" and '"case_id"' in path.read_text(encoding="utf-8"))
+        cases, lost = (
+            (expert_cases(load_expert(path), chunks), []) if by_people else pair_cases(load_pairs(path), chunks)
+        )
+        out.append(EvalSet(name if name in places else path.stem, cases, set_hash(path), lost))
     if not out:
         raise InputRefused(
             f"no eval set: notebook 06 makes {places['generated']}, and expert_eval_set.json may lie beside the corpus"
@@ -74,19 +96,20 @@ def chunk_map(version: IndexVersion) -> ChunkMap:
 
 
 def measure_offline(
-    pipeline: Pipeline, workspace: Path, generated: EvalSet, config: Config | ConfigView, query_log: Path | None
-) -> OfflineReport:
-    """Layer 1 on a workspace as the build left it."""
+    pipeline: Pipeline, workspace: Path, config: Config | ConfigView, query_log: Path | None, expert: Path | None
+) -> tuple[OfflineReport, list[EvalSet]]:
+    """Layer 1 on a workspace as the build left it, over both eval sets.
 
-    def markdown(doc_source: str) -> str | None:
-        path = workspace / "parsed" / f"{doc_source}.md"
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-
-    return evaluate_offline(
-        pipeline.version, list(iter_records(workspace / "chunked_corpus.json", Chunk)), generated.cases,
-        pipeline.embedder, config, markdown=markdown, dictionary=workspace / "keyword_dict.json",
-        log=read_query_log(query_log) if query_log else (), lost=generated.lost,
+    Cases are mapped to the chunks that the index should hold, so that one it lacks is a miss and no refusal.
+    """
+    chunks = list(iter_records(workspace / "chunked_corpus.json", Chunk))
+    sets = _mapped(ChunkMap(chunks), workspace, expert, SETS)
+    report = evaluate_offline(
+        pipeline.version, chunks, [c for s in sets for c in s.cases], pipeline.embedder, config,
+        markdown=parsed_text(workspace / "parsed"), dictionary=workspace / "keyword_dict.json",
+        log=read_query_log(query_log) if query_log else (), lost=[i for s in sets for i in s.lost],
     )  # fmt: skip
+    return report, sets
 
 
 def measure_retrieval(
@@ -130,6 +153,33 @@ def answer_values(traces: Mapping[str, Sequence[AnswerTrace]]) -> Values:
         out[f"{name}/refused_rightly"] = {t.case.id: float(t.refused) for t in some if not t.case.answerable}
         out[f"{name}/not_refused_wrongly"] = {t.case.id: float(not t.refused) for t in some if t.case.answerable}
     return {metric: values for metric, values in out.items() if values}
+
+
+def targets(report: QdocReport, traces: Sequence[AnswerTrace]) -> list[dict[str, Any]]:
+    """Each of `TARGETS`: what was reached, with its 95 % Wilson interval, over how many cases, and whether it is met
+    (None where there is no such case). Refusals are measured on the test half, since thresholds were set on the other.
+    """
+    deepest = f"recall@{max(report.cutoffs)}"
+    answerable = [t for t in traces if t.case.answerable]
+    test = [t for t in traces if t.case.half == "test"]
+    values = (
+        ("answerable", report.values.get("fused", {}).get(deepest, ())),
+        ("answerable", report.values.get("parents", {}).get(deepest, ())),
+        ("answerable", [t.wrong_version for t in answerable]),
+        ("unanswerable, test half", [t.refused for t in test if not t.case.answerable]),
+        ("answerable, test half", [t.refused for t in test if t.case.answerable]),
+    )
+    out = []
+    for (name, (sign, needed)), (cases, reached) in zip(TARGETS.items(), values, strict=True):
+        name += f", {deepest}" if name.endswith("list") else ""
+        value, n, unmeasured = mean([float(v) for v in reached])
+        low, high = wilson(round(value * n, 9), n) if n else (None, None)
+        met = (value >= needed if sign == ">=" else value <= needed) if n else None
+        out.append({
+            "target": name, "cases": cases, "reached": round(value, 4) if n else None, "low": low, "high": high,
+            "needed": f"{sign} {needed:g}", "n": n, "unmeasured": unmeasured, "met": met,
+        })  # fmt: skip
+    return out
 
 
 def entry(

@@ -50,9 +50,9 @@ class Choice:
 class Sweep:
     """The arrays of one sweep, for Q questions in which at most U different children were found, in the order of ids.
 
-    ranks (Q, F, L, U): rank from 1 under each filter in each list (all sub-questions of the lexical route, then of the dense one), 0
-    where it is not; lexical, coverage, cosine (Q, S, U) for S sub-questions; parents (Q, U); scores (Q, U) of any other
-    reranker than `features`; child_* and parent_*: members of the ground-truth groups (case, group, place).
+    ranks (Q, F, L, U): under each filter the rank from 1 in each list (the lexical route's for each sub-question, then
+    the dense one's), 0 where it is not; lexical, coverage, cosine (Q, S, U) for S sub-questions; parents (Q, U); scores
+    (Q, U) of any other reranker than `features`; child_*, parent_*: members of the truth's groups (case, group, place).
     """
 
     def __init__(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -113,19 +113,21 @@ class Sweep:
     def fused(self, setting: Setting) -> np.ndarray:
         """RRF scores (Q, U) of each list's first Top-N, as the pipeline fuses them; 0 where nothing was found."""
         ranks = self.view(setting.filter)["ranks"]
-        half = ranks.shape[1] // 2
-        on = [r in setting.routes for r in ROUTES for _ in range(half)]
-        ranks = ranks[:, on]
-        shares = np.where((ranks > 0) & (ranks <= setting.top_n), 1.0 / (setting.rrf_k + ranks), 0.0)
-        return np.sort(shares, axis=1).sum(1)  # sorted: equal shares tie, whichever list they come from
+        n = ranks.shape[1] // len(ROUTES)
+        shares = np.concatenate([[0.0], 1.0 / (setting.rrf_k + np.arange(1, ranks.max(initial=0) + 1))])
+        shares[setting.top_n + 1 :] = 0
+        lists = [i for i in range(ranks.shape[1]) if ROUTES[i // n] in setting.routes]
+        return np.round(
+            sum(shares[ranks[:, i]] for i in lists), 14
+        )  # equal shares tie in whichever order they are added
 
     def truth_ranks(self, setting: Setting) -> np.ndarray:
         """For each ground-truth group the fused rank of its best member among all that was fused, or ABSENT."""
         scores, place = self.fused(setting), self.view(setting.filter)["place"]
         cases = self.arrays["child_case"]
-        mine = scores[cases, place]
-        ahead = scores[cases] > mine[:, None]
-        ahead |= (scores[cases] == mine[:, None]) & (np.arange(scores.shape[1]) < place[:, None])
+        mine, beside = scores[cases, place], scores[cases]
+        ahead = beside > mine[:, None]
+        ahead |= (beside == mine[:, None]) & (np.arange(scores.shape[1]) < place[:, None])
         ranks = np.where((place >= 0) & (mine > 0), ahead.sum(1) + 1, ABSENT)
         return np.minimum.reduceat(ranks, _starts(self.arrays["child_group"]))
 
@@ -189,6 +191,14 @@ class Sweep:
         tokens = np.cumsum(np.where(first, self.arrays["parent_tokens"][parents], 0), axis=1)
         return np.stack([tokens[:, m - 1] for m in top_m])
 
+    def recommend(self) -> tuple[Choice, Choice]:
+        """Top-N and Top-M by the rules below, from the tuning half, with all else as configured."""
+        facts = self.facts
+        curve = self.recall_curve(facts["top_n"], self.setting(), "tuning")
+        first = recommend_top_n(facts["top_n"], curve, facts["children"], facts["tolerance"], facts["max_share"])
+        within = self.parent_recall(self.setting(top_n=first.value), facts["top_m"])[:, self.of("tuning")].mean(1)
+        return first, recommend_top_m(facts["top_m"], within, facts["tolerance"], self.answers)
+
     def flips(self, before: Setting, after: Setting) -> list[dict[str, Any]]:
         """Questions whose right parents are within Top-M for one setting only, with the truth's fused rank in both."""
         recalls = [self.parent_recall(s, [s.top_m])[0] for s in (before, after)]
@@ -234,7 +244,7 @@ def recommend_top_m(
     top_m: Sequence[int], recall: Sequence[float], tolerance: float, answers: Mapping[int, Sequence[float]]
 ) -> Choice:
     """The least Top-M whose parent recall is within `tolerance` of the best. Answers decide only where they differ by
-    more than chance: when those read at another Top-M are better by more than one standard error of the paired
+    more than chance: when those read at another Top-M are better by more than two standard errors of the paired
     difference, the best of these is taken."""
     best = max(recall)
     value = plateau = next(m for m, r in zip(top_m, recall, strict=True) if r >= best - tolerance - 1e-12)
@@ -242,10 +252,10 @@ def recommend_top_m(
     if answers:
         at = max((m for m in answers if m <= plateau), default=min(answers))
         gains = {m: np.subtract(scores, answers[at]) for m, scores in answers.items()}
-        better = [m for m, g in gains.items() if g.mean() > g.std() / len(g) ** 0.5]
+        better = [m for m, g in gains.items() if g.mean() > 2 * g.std() / len(g) ** 0.5]
         if better:
             value = min(better, key=lambda m: (-gains[m].mean(), m))
-            reason += f" is {plateau}, but answers read at {value} are better by more than one standard error"
+            reason += f" is {plateau}, but answers read at {value} are better by more than two standard errors"
     return Choice(value, plateau, best, reason)
 
 

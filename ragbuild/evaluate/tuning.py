@@ -27,7 +27,7 @@ from ragbuild.core.text import TokenCounter
 from ragbuild.evaluate.answers import judged_of
 from ragbuild.evaluate.judge import RubricJudge, overall
 from ragbuild.evaluate.runs import load_sets
-from ragbuild.evaluate.sweep import Sweep, recommend_top_n
+from ragbuild.evaluate.sweep import Sweep
 from ragbuild.index.filters import Filter
 from ragbuild.index.versions import IndexVersion, write_version
 from ragbuild.models.embedders import VectorCache, load_embedder, resolve_auto
@@ -177,7 +177,8 @@ def compute_sweep(
         raise UsageError(
             "there is no question with an answer in this index to tune on; give an eval set for this corpus"
         )
-    version, config, depth = pipeline.version, pipeline.config, max(tune.top_n)
+    version, config = pipeline.version, pipeline.config
+    depth = max(*tune.top_n, config.retrieve.top_n)
     documents = {d.key: d for d in version.documents}
     parents = version.all_parents()
     parent_of = np.full(len(version), -1, np.int32)
@@ -191,10 +192,8 @@ def compute_sweep(
     names = [n for n in filters[0] if n == "as routed" or any(f[n] != f["as routed"] for f in filters)]
     columns: list[dict[str, np.ndarray]] = []
     for n, (some, wheres) in enumerate(zip(parts, filters, strict=True)):
-        mine = [next(vectors) for _ in some]
-        columns.append(
-            _search(pipeline, rewritten[n].query, some, mine, [wheres[name] for name in names], depth, n_parts)
-        )
+        mine, under = [next(vectors) for _ in some], [wheres[name] for name in names]
+        columns.append(_search(pipeline, rewritten[n].query, some, mine, under, depth, n_parts))
         if (n + 1) % 50 == 0 or n + 1 == len(asked):
             progress(f"searched {n + 1} of {len(asked)} questions, each with {len(names)} filter(s)")
     rows = _stack([c.pop("rows") for c in columns], -1)
@@ -205,9 +204,10 @@ def compute_sweep(
     facts = {
         "queries": [c.query for c in asked], "ids": [c.id for c in asked], "half": [c.half for c in asked],
         "kb": [documents[c.documents[0]].kb for c in asked], "filters": names, "children": len(version),
-        "documents": len(documents), "corpus": "",
-        "reranker": pipeline.reranker.name, "stand_in": pipeline.reranker.stand_in,
-        "weights": config.rerank.weights.model_dump(), "embedder": pipeline.embedder.name,
+        "documents": len(documents), "corpus": "", "reranker": pipeline.reranker.name,
+        "stand_in": pipeline.reranker.stand_in, "weights": config.rerank.weights.model_dump(),
+        "embedder": pipeline.embedder.name,
+        "answers": {}, "tolerance": tune.tolerance, "max_share": tune.max_share,
         "top_n": sorted(tune.top_n), "top_m": list(range(1, tune.top_m_max + 1)),
         "now": {"top_n": config.retrieve.top_n, "top_m": config.rerank.top_m, "rrf_k": config.retrieve.rrf_k,
                 "routes": list(config.retrieve.routes)},
@@ -216,11 +216,9 @@ def compute_sweep(
     timed = list(zip(rewritten, filters, strict=True))[:TIMED]
     facts["seconds"] = [_latency(pipeline, [(r, f["as routed"]) for r, f in timed], n) for n in facts["top_n"]]
     progress(f"timed the rerank stage ({facts['reranker']}) at {len(facts['top_n'])} values of Top-N")
-    curve = sweep.recall_curve(facts["top_n"], sweep.setting(), "tuning")
-    chosen = recommend_top_n(facts["top_n"], curve, len(version), tune.tolerance, tune.max_share).value
+    facts["answers_at"] = chosen = sweep.recommend()[0].value
     read = [asked[i] for i in np.flatnonzero(sweep.of("tuning"))[:ANSWERED]]
     facts["answers"] = {str(m): _answers(pipeline, read, chosen, m) for m in READ_AT if m <= tune.top_m_max}
-    facts["answers_at"] = chosen
     progress(f"judged answers to {len(read)} questions at {len(facts['answers'])} values of Top-M")
     return sweep
 
