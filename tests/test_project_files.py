@@ -34,6 +34,8 @@ NOT_IMPORTED = {
     "torch": "below sentence-transformers and FlagEmbedding; pinned and installed first",
     "opendataloader-pdf": "its Java program is started by the PDF parser, with limits of our own",
     "jupyterlab": "make lab",
+    "voila": "started as a program by `ragbuild tune`",
+    "playwright": "taken where it is installed, by the test of the sliders",
     "ipykernel": "the kernel that papermill starts",
     "ruff": "make lint",
     "nbstripout": "make lint",
