@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -243,8 +244,13 @@ def judge(
         held = {"judge": report.judge, "stand_in": report.stand_in, "refused": report.refused, "alone": report.alone}
         emit({"file": str(human), **held, "dimensions": rows})
         return
-    _table(f"{human.name}: judge '{report.judge}'{' (a stand-in)' if report.stand_in else ''}",
-           [d.row() for d in report.dimensions])  # fmt: skip
+    rows = [d.row() for d in report.dimensions]
+    shown = [k for k in (rows[0] if rows else ()) if k not in ("verdict", "beside")]
+    _table(f"{human.name}: judge '{report.judge}'{' (a stand-in)' if report.stand_in else ''}", rows, shown)
+    for row in rows:
+        typer.echo(f"- {row['human']}: " + "; ".join(row[k] for k in ("verdict", "beside") if row.get(k)))
+    for name in report.alone:
+        typer.echo(f"- {name}: none of our dimensions is about this")
 
 
 def _judge_expert(workspace: Path | None, param: list[str] | None, as_json: bool) -> None:
@@ -399,6 +405,7 @@ def bench(
     from ragbuild.core.config import load_config, parse_assignments
     from ragbuild.evaluate.bench import bench as measure
     from ragbuild.evaluate.bench import margins, print_bench
+    from ragbuild.evaluate.spans import score_chunkers
 
     resolved = load_config(profile, config, parse_assignments(param or []))
     wanted = [r.strip() for r in routes.split(",") if r.strip()]
@@ -406,18 +413,18 @@ def bench(
     results: list[dict[str, Any]] = []
     failed: list[str] = []
     with counted("bench") as step:
-        for folder in folders:
-            if spans:
-                from ragbuild.evaluate.spans import score_chunkers
-
+        if spans:
+            for folder in folders:
                 results += score_chunkers(folder, resolved, progress=step)
-                continue
-            try:
-                results.append(measure(folder, resolved, wanted, step, runs))
-            except RagbuildError as error:  # the other sets are measured all the same
-                if len(folders) == 1:
-                    raise
-                failed.append(f"{folder.name}: {error}")
+        elif len(folders) == 1:
+            results.append(measure(folders[0], resolved, wanted, step, runs))
+        else:
+            for number, folder in enumerate(folders):
+                step(number, len(folders), folder.name)
+                try:
+                    results.append(_apart(measure, folder, resolved, wanted, None, runs))
+                except RagbuildError as error:  # the other sets are measured all the same
+                    failed.append(f"{folder.name}: {error}")
     for line in failed:
         typer.echo(f"not measured: {line}", err=True)
     if as_json:
@@ -428,11 +435,20 @@ def bench(
             else {"results": results, **({} if spans else {"margins": margins(results)})}
         )
     elif spans:
-        _table("Chunkers by spans", results)
+        _table("Chunkers by spans", results, [k for k in results[0] if k != "intervals"] if results else None)
     elif results:
         Console(width=None if sys.stdout.isatty() else 160).print(print_bench(results))
         if (m := margins(results)) and len(results) > 1:
             typer.echo(f"pipeline minus its best single route, nDCG@10: mean {m['mean']:+.4f}, worst {m['worst']:+.4f}")
+
+
+def _apart(work: Callable[..., Any], *arguments: Any) -> Any:
+    """In a process of its own, so that memory is measured from the same start for every set."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def _benchmarks(path: Path) -> list[Path]:

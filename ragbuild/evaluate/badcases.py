@@ -79,7 +79,7 @@ class BadCase:
     document: str
 
     def row(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "score": "" if self.score is None else round(self.score, 4)}
 
 
 Found = tuple[str, str, str]  # category, sub-category, evidence
@@ -91,12 +91,8 @@ def bad_cases(
     """Every case that failed: in its answer, or, where none was asked for, in retrieval (something needed is not among
     the parents of the Top-M)."""
     answered = {a.case.id: a for a in answers}
-    out = []
-    for trace in retrieval.traces:
-        answer = answered.get(trace.case.id)
-        if found := _classify(trace, answer, version, top_m):
-            out.append(_bad(trace, answer, *found))
-    return out
+    found = [(t, a := answered.get(t.case.id), _classify(t, a, version, top_m)) for t in retrieval.traces]
+    return [_bad(trace, answer, *cause) for trace, answer, cause in found if cause]
 
 
 def counts(bad: Sequence[BadCase]) -> list[dict[str, Any]]:
@@ -175,9 +171,9 @@ def _retrieval(trace: CaseTrace, group: Sequence[str], version: IndexVersion, to
     other = "" if chunk.language == trace.case.language else f" (in {chunk.language}, asked in {trace.case.language})"
     place = f"{chunk.doc_source} p{chunk.page}{other}; ranks: {seen}"
     lost, routes = place_at("fused") == NOWHERE, [r for r in ("lexical", "dense") if at.get(r)]
-    unrouted, typed = place_at("no_routing_fused"), place_at("no_rewrite_reranked")
-    if trace.routed_out and lost and (unrouted < NOWHERE or len(trace.case.groups) == 1):
-        without = f"at rank {unrouted}" if unrouted < NOWHERE else "not found either"
+    unrouted, typed = at.get("no_routing_fused"), place_at("no_rewrite_reranked")
+    if trace.routed_out and lost and (unrouted or len(trace.case.groups) == 1):
+        without = f"at rank {unrouted}" if unrouted else "not found either"
         return "routing", "right document filtered out", f"by {', '.join(trace.routed)}; without: {without}; {place}"
     if typed <= top_m or (lost and typed < NOWHERE):
         sub = "lost by rewriting" if lost else "ranked down by rewriting"
@@ -191,12 +187,9 @@ def _retrieval(trace: CaseTrace, group: Sequence[str], version: IndexVersion, to
         return _not_found(trace, chunk, version, place)
     if place_at("fused") <= top_m:
         return "rerank", "ranked down", f"fused it would be within Top-M = {top_m}; {place}"
-    sub = (
-        "diluted by fusion, not lifted"
-        if min(map(place_at, routes), default=NOWHERE) <= top_m
-        else "never near the top"
-    )
-    return "rerank", sub, f"Top-M is {top_m}; {place}"
+    if min(map(place_at, routes), default=NOWHERE) <= top_m:
+        return "rerank", "diluted by fusion, not lifted", f"Top-M is {top_m}; {place}"
+    return "rerank", "never near the top", f"Top-M is {top_m}; {place}"
 
 
 def _cut_apart(chunk: Chunk, group: Sequence[str], version: IndexVersion) -> bool:

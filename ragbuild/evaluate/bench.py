@@ -222,7 +222,7 @@ def advise(
     def compare(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
         d, low, high, p = paired_test(a, b, config.evaluate.bootstrap, config.seed)
         sign = 0 if p > 0.05 or low <= 0 <= high else 1 if d > 0 else -1
-        text = f"{d:+.3f} nDCG@10, 95 % interval {low:+.3f} to {high:+.3f}, p = {p:.3f}, n = {mean(a - b).n}"
+        text = f"{d:+.3f} nDCG@10, 95 % interval {low:+.3f} to {high:+.3f}, p = {p:.2g}, n = {mean(a - b).n}"
         figures = {"difference": _rounded(d), "low": _rounded(low), "high": _rounded(high), "p": _rounded(p)}
         return {**figures, "sign": sign, "text": text}
 
@@ -235,17 +235,12 @@ def advise(
         weak = " and ".join(r for r in config.retrieve.routes if r != best)
         alone = pipeline_with(best) if last == "rerank" else scores[best]
         tests[f"{last} with {best} alone"] = gain = compare(alone, scores[last])
-        if gain["sign"] < 0:
-            text += (
-                f". Yet the reranker makes use of the {weak} route: without it the pipeline changes by {gain['text']}"
-            )
-        else:
-            recommended = {"retrieve.routes": [best]} if weak else {}
-            text += (
-                f". The {weak} route is too weak to help here: without it the result changes by {gain['text']}"
-                if weak
-                else ""
-            )
+        changes = f"without it the result changes by {gain['text']}"
+        if weak and gain["sign"] < 0:
+            text += f". Yet the reranker makes use of the {weak} route: {changes}"
+        elif weak:
+            recommended = {"retrieve.routes": [best]}
+            text += f". The {weak} route is too weak to help here: {changes}"
         if last == "rerank" and compare(alone, scores[best])["sign"] < 0 and tests[last]["sign"] < 0:
             recommended |= {"rerank.model": "none"}
             text += f". The reranker '{config.rerank.model}' lowers it too"

@@ -14,6 +14,7 @@ from ragbuild.core.config import Config, ConfigView
 from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Chunk
 from ragbuild.core.store import iter_records
+from ragbuild.evaluate.align import Alignment
 from ragbuild.evaluate.answers import AnswerTrace, run_answers
 from ragbuild.evaluate.judge import Judge
 from ragbuild.evaluate.ledger import Entry, components_of, corpus_hash, new_entry
@@ -156,9 +157,8 @@ def answer_values(traces: Mapping[str, Sequence[AnswerTrace]]) -> Values:
 
 
 def targets(report: QdocReport, traces: Sequence[AnswerTrace]) -> list[dict[str, Any]]:
-    """Each of `TARGETS`: what was reached, with its 95 % Wilson interval, over how many cases, and whether it is met
-    (None where there is no such case). Refusals are measured on the test half, since thresholds were set on the other.
-    """
+    """Each of `TARGETS`: what was reached, with its 95 % Wilson interval, over how many cases, and whether it is met.
+    Refusals are measured on the test half, since thresholds were set on the other."""
     deepest = f"recall@{max(report.cutoffs)}"
     answerable = [t for t in traces if t.case.answerable]
     test = [t for t in traces if t.case.half == "test"]
@@ -173,13 +173,47 @@ def targets(report: QdocReport, traces: Sequence[AnswerTrace]) -> list[dict[str,
     for (name, (sign, needed)), (cases, reached) in zip(TARGETS.items(), values, strict=True):
         name += f", {deepest}" if name.endswith("list") else ""
         value, n, unmeasured = mean([float(v) for v in reached])
-        low, high = wilson(round(value * n, 9), n) if n else (None, None)
-        met = (value >= needed if sign == ">=" else value <= needed) if n else None
+        interval = span(*wilson(min(value * n, n), n)) if n else span(None, None)
+        met = value >= needed if sign == ">=" else value <= needed
         out.append({
-            "target": name, "cases": cases, "reached": round(value, 4) if n else None, "low": low, "high": high,
-            "needed": f"{sign} {needed:g}", "n": n, "unmeasured": unmeasured, "met": met,
+            "target": name, "cases": cases, "needed": f"{sign} {needed:g}", "reached": round(value, 4) if n else None,
+            "95 % interval": interval, "n": n, "unmeasured": unmeasured,
+            "met": ("yes" if met else "no") if n else "no such case",
         })  # fmt: skip
     return out
+
+
+def half_rows(averages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """`answers.summary` by half as a table: each dimension's test half with its interval and what it rests on, and the
+    tuning half beside it; None for a half without cases."""
+    out = []
+    for name in dict.fromkeys(r["dimension"] for r in averages):
+        by = {r["value"]: r for r in averages if r["dimension"] == name and r["group"] == "half"}
+        test, tuning = by.get("test", {}), by.get("tuning", {})
+        out.append({
+            "dimension": name, "test half": test.get("mean"), "95 % interval": span(test.get("low"), test.get("high")),
+            **{key.replace("_", " "): test.get(key, 0) for key in ("n", "unmeasured", "not_applicable", "errors")},
+            "tuning half": tuning.get("mean"), "n (tuning)": tuning.get("n", 0),
+        })  # fmt: skip
+    return out
+
+
+def kappa_rows(aligned: Mapping[str, Alignment]) -> list[dict[str, Any]]:
+    """`align.align_expert` as a table: a row for each half, with how often people and the judge give each level."""
+    return [
+        {
+            "half": half, "n": a.n, "unmeasured": a.unmeasured, "agreement": a.agreement, "kappa": a.kappa,
+            "95 % interval": span(a.low, a.high), "quadratic": a.quadratic,
+            **{f"{who} say 0, 1, 2": ", ".join(f"{share:.2f}" for share in base)
+               for who, base in (("people", a.human_base), ("judge", a.judge_base))},
+        }
+        for half, a in aligned.items()
+    ]  # fmt: skip
+
+
+def span(low: float | None, high: float | None) -> str:
+    """An interval as a person reads it."""
+    return "–" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 
 def entry(

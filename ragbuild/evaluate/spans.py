@@ -125,7 +125,7 @@ def _fixed(documents: dict[str, tuple[str, str]], size: int, overlap: int, count
     )
 
 
-def bench_spans(
+def score_chunkers(
     folder: Path, config: Config, k: int = 5, progress: Callable[[int, int, str], None] | None = None
 ) -> list[dict[str, Any]]:
     """One row a chunker: this configuration's parents and children, and windows of as many tokens with and without
@@ -149,12 +149,11 @@ def bench_spans(
     for by in (0, overlap):
         makers[f"fixed {size}/{by}"] = lambda by=by: _fixed(documents, size, by, counter)
     out = []
-    for number, (name, make) in enumerate(makers.items()):
-        if progress:
-            progress(number, len(makers), name)
+    tell = progress or (lambda done, total, what: None)
+    for name, make in makers.items():
         chunks = make()
         places = {c.chunk_id: (c.doc_id, *c.span) for c in chunks if not c.is_parent}
-        with indexed(chunks, config, embedder) as version:
+        with indexed(chunks, config, embedder, lambda n, of=places, name=name: tell(n, len(of), name)) as version:
             found = Searcher(version, config, [asked[q][1] for q in queries], embedder).ranking("hybrid")
         values = [
             (*span_scores(excerpts[q], [places[i] for i in ids[:k]]), precision_omega(excerpts[q], places.values()))

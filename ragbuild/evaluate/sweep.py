@@ -131,6 +131,12 @@ class Sweep:
         ranks = np.where((place >= 0) & (mine > 0), ahead.sum(1) + 1, ABSENT)
         return np.minimum.reduceat(ranks, _starts(self.arrays["child_group"]))
 
+    def first_ranks(self, setting: Setting) -> np.ndarray:
+        """For each question the fused rank of the first ground truth in it, or ABSENT: (Q,)."""
+        out = np.full(len(self.halves), ABSENT)
+        np.minimum.at(out, self.arrays["child_case"][_starts(self.arrays["child_group"])], self.truth_ranks(setting))
+        return out
+
     def recall(self, setting: Setting) -> np.ndarray:
         """Recall of the Top-N candidates for each question (Q,)."""
         return self._share(self.truth_ranks(setting) <= setting.top_n, "child")
@@ -202,12 +208,7 @@ class Sweep:
     def flips(self, before: Setting, after: Setting) -> list[dict[str, Any]]:
         """Questions whose right parents are within Top-M for one setting only, with the truth's fused rank in both."""
         recalls = [self.parent_recall(s, [s.top_m])[0] for s in (before, after)]
-        cases = self.arrays["child_case"][_starts(self.arrays["child_group"])]
-        ranks = []
-        for setting in (before, after):
-            best = np.full(len(self.halves), ABSENT)
-            np.minimum.at(best, cases, self.truth_ranks(setting))
-            ranks.append(best)
+        ranks = [self.first_ranks(s) for s in (before, after)]
         rows = []
         for q in np.flatnonzero(recalls[0] != recalls[1]):
             at = [int(r[q]) if r[q] <= s.top_n else None for r, s in zip(ranks, (before, after), strict=True)]

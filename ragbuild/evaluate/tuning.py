@@ -40,7 +40,7 @@ from ragbuild.online.rerank import rerank
 from ragbuild.online.retrieve import Retriever
 
 Say = Callable[[str], None]
-TIMED, ANSWERED = 9, 16  # questions whose rerank stage is timed, and whose answers are read
+TIMED, ANSWERED = 9, 12  # questions whose rerank stage is timed, and whose answers are read
 READ_AT = (1, 2, 4, 8, 16)  # Top-M at which answers are read
 _PACKAGE = Path(ragbuild.__file__).parent
 
