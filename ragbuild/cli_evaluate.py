@@ -291,6 +291,32 @@ def compare(
     emit(found) if as_json else typer.echo(str(found))
 
 
+@evaluate.command("round")
+def prompt_round(
+    after: Annotated[str, typer.Argument(help="The Q-DOC-A run of the new prompt version.")],
+    before: Annotated[str, Option(help="That of the version last kept; without one a series begins.")] = "",
+    metric: Annotated[str, Option(help="What decides.")] = "expert/overall",
+    workspace: WorkspaceOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Record a round of loop 2: what the new prompt fixed and broke, whether it is kept, and when to stop."""
+    from ragbuild.core.store import Workspace
+    from ragbuild.evaluate import ledger, loops
+
+    root, entries = open_workspace(workspace), _entries(workspace)
+    old = ledger.find(entries, before, "qdoca") if before else None
+    made = loops.record_round(Workspace(root), old, ledger.find(entries, after, "qdoca"), metric)
+    stop = loops.should_stop(loops.prompt_rounds(Workspace(root)))
+    if as_json:
+        emit({**made.model_dump(), "stop": stop})
+        return
+    typer.echo(f"prompt {made.prompt_version}: {'kept' if made.kept else 'not kept'}; {made.reason}")
+    for what in ("fixed", "broken"):
+        if getattr(made, what):
+            typer.echo(f"{what}: {', '.join(getattr(made, what))}")
+    if stop:
+        typer.echo(f"The last two rounds gained under {loops.LEAST_PP} points each: stop.")
+
+
 @evaluate.command()
 def runs(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> None:
     """The runs in the ledger, oldest first."""

@@ -168,11 +168,13 @@ class GroundSpan(Record):
 
 class EvalPair(Record):
     """One generated Q-DOC-Q pair (1 query : N chunks : 1 answer). `gt_doc_ids` are **chunk** ids, in spite of the
-    method's name for them, and are derived from `gt_spans` for the chunks at hand when a set is loaded."""
+    method's name for them, and are derived from `gt_spans` for the chunks at hand when a set is loaded. `also_spans`
+    are other places that hold the same answer: to find one of them is right too."""
 
     pair_id: Text
     query: Text
     gt_spans: tuple[GroundSpan, ...] = Field(min_length=1)
+    also_spans: tuple[GroundSpan, ...] = ()
     gt_doc_ids: tuple[str, ...] = ()
     gt_pages: tuple[int, ...] = ()
     gt_answer: Text

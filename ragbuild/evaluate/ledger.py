@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -129,6 +130,7 @@ def components_of(config: Config, version: IndexVersion, judge: str = "") -> dic
     }
 
 
+@cache  # what this process runs, also when a file is edited meanwhile
 def _code(folder: str) -> str:
     files = sorted((Path(ragbuild.__file__).parent / folder).rglob("*.py"))
     return sha256("".join(f"{f.name} {hash_path(f)}\n" for f in files))[:12]

@@ -30,7 +30,7 @@ from ragbuild.evaluate.runs import load_sets
 from ragbuild.evaluate.sweep import Sweep
 from ragbuild.index.filters import Filter
 from ragbuild.index.versions import IndexVersion, write_version
-from ragbuild.models.embedders import VectorCache, load_embedder, resolve_auto
+from ragbuild.models.embedders import Embedder, VectorCache, load_embedder, resolve_auto
 from ragbuild.offline.chunk import chunk_corpus
 from ragbuild.offline.evalset import EvalCase
 from ragbuild.offline.parse.corpus import parse_corpus
@@ -38,11 +38,16 @@ from ragbuild.offline.python_docs import installed, write_python_docs
 from ragbuild.online.pipeline import Pipeline
 from ragbuild.online.rerank import rerank
 from ragbuild.online.retrieve import Retriever
+from ragbuild.online.rewrite import RewriteResult
 
 Say = Callable[[str], None]
 TIMED, ANSWERED = 9, 12  # questions whose rerank stage is timed, and whose answers are read
 READ_AT = (1, 2, 4, 8, 16)  # Top-M at which answers are read
 _PACKAGE = Path(ragbuild.__file__).parent
+# The code that makes an index, and that searches it: when it changes, what the cache holds is made again.
+_MADE_BY = ("core/text.py", "index/*.py", "offline/parse/*.py", "offline/python_docs.py", "offline/see_also.py",
+            "offline/chunk.py", "offline/sections.py", "offline/packing.py")  # fmt: skip
+_SEARCH = ("index/*.py", "models/rerankers.py", "online/*.py", "evaluate/sweep.py", "evaluate/tuning.py")
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,7 @@ def open_corpus(
     cases = [case for some in sets for case in some.cases]
     sections = ("tune", "retrieve", "rewrite", "route", "rerank", "generate")
     held = {name: getattr(config, name).model_dump(mode="json") for name in sections}
-    key = sha256(
-        json.dumps(
-            [version.digest, [s.hash for s in sets], held, _code("models", "online", "evaluate")], sort_keys=True
-        )
-    )[:16]
+    key = sha256(json.dumps([version.digest, [s.hash for s in sets], held, _code(*_SEARCH)], sort_keys=True))[:16]
     return TuningCorpus(which, Pipeline(version, config), cases, key)
 
 
@@ -151,11 +152,12 @@ def _key(config: Config | ConfigView, *parts: Any) -> str:
     held = [
         getattr(config, s).model_dump(mode="json") for s in ("chunk", "lexical", "dense", "embedder", "parse", "corpus")
     ]
-    return sha256(json.dumps([*parts, held, _code("core", "models", "index", "offline")], sort_keys=True))[:16]
+    return sha256(json.dumps([*parts, held, _code(*_MADE_BY)], sort_keys=True))[:16]
 
 
-def _code(*folders: str) -> str:
-    return sha256("".join(hash_path(f) for folder in folders for f in sorted((_PACKAGE / folder).rglob("*.py"))))
+def _code(*patterns: str) -> str:
+    """Hash of the package's files that match."""
+    return sha256("".join(hash_path(f) for pattern in patterns for f in sorted(_PACKAGE.glob(pattern))))
 
 
 def _forget(paths: Sequence[Path], keep: int) -> None:
@@ -187,7 +189,8 @@ def compute_sweep(
     rewritten = [pipeline.rewriter(c.query) for c in asked]
     parts = [r.sub_questions for r in rewritten]
     n_parts = max(map(len, parts))
-    vectors = iter(pipeline.embedder.encode_queries([p for some in parts for p in some]))
+    embedder = _Once(pipeline.embedder)
+    vectors = iter(embedder.encode_queries([p for some in parts for p in some]))
     filters = [_filters(pipeline, r.query, c, documents) for r, c in zip(rewritten, asked, strict=True)]
     names = [n for n in filters[0] if n == "as routed" or any(f[n] != f["as routed"] for f in filters)]
     columns: list[dict[str, np.ndarray]] = []
@@ -214,11 +217,13 @@ def compute_sweep(
     }  # fmt: skip
     sweep = Sweep(facts, arrays)
     timed = list(zip(rewritten, filters, strict=True))[:TIMED]
-    facts["seconds"] = [_latency(pipeline, [(r, f["as routed"]) for r, f in timed], n) for n in facts["top_n"]]
+    facts["seconds"] = [
+        _latency(pipeline, embedder, [(r, f["as routed"]) for r, f in timed], n) for n in facts["top_n"]
+    ]
     progress(f"timed the rerank stage ({facts['reranker']}) at {len(facts['top_n'])} values of Top-N")
     facts["answers_at"] = chosen = sweep.recommend()[0].value
     read = [asked[i] for i in np.flatnonzero(sweep.of("tuning"))[:ANSWERED]]
-    facts["answers"] = {str(m): _answers(pipeline, read, chosen, m) for m in READ_AT if m <= tune.top_m_max}
+    facts["answers"] = {str(m): _answers(pipeline, embedder, read, chosen, m) for m in READ_AT if m <= tune.top_m_max}
     progress(f"judged answers to {len(read)} questions at {len(facts['answers'])} values of Top-M")
     return sweep
 
@@ -300,11 +305,13 @@ def _truth(
             for name, column in zip(names, zip(*table, strict=True), strict=True)}  # fmt: skip
 
 
-def _latency(pipeline: Pipeline, questions: Sequence[tuple[Any, Filter]], top_n: int) -> float:
+def _latency(
+    pipeline: Pipeline, embedder: Embedder, questions: Sequence[tuple[RewriteResult, Filter]], top_n: int
+) -> float:
     """Median seconds of the rerank stage over some questions: completing the candidates' features and scoring them,
     with the real reranker on real candidates."""
     config = pipeline.config.retrieve.model_copy(update={"top_n": top_n})
-    retriever, taken = Retriever(pipeline.version, pipeline.embedder, config), []
+    retriever, taken = Retriever(pipeline.version, embedder, config), []
     for rewritten, where in questions:
         found = retriever(rewritten.sub_questions, where)
         start = time.perf_counter()
@@ -313,8 +320,30 @@ def _latency(pipeline: Pipeline, questions: Sequence[tuple[Any, Filter]], top_n:
     return float(np.median(taken))
 
 
-def _answers(pipeline: Pipeline, cases: Sequence[EvalCase], top_n: int, top_m: int) -> list[float]:
+def _answers(
+    pipeline: Pipeline, embedder: Embedder, cases: Sequence[EvalCase], top_n: int, top_m: int
+) -> list[float]:  # fmt: skip
     """The rubric's overall score (a stand-in for a judge) of the extractive generator's answer to each question."""
     changes = {"retrieve.top_n": top_n, "rerank.top_m": top_m, "generate.generator": "extractive"}
-    asked, judge = Pipeline(pipeline.version, pipeline.config.with_overrides(changes), pipeline.embedder), RubricJudge()
+    asked, judge = Pipeline(pipeline.version, pipeline.config.with_overrides(changes), embedder), RubricJudge()
     return [overall(judge(judged_of(case, asked.ask(case.query)))) or 0.0 for case in cases]
+
+
+class _Once:
+    """An embedder that encodes no text twice."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder, self._known = embedder, dict[tuple[str, str], np.ndarray]()
+        self.name, self.dim, self.max_tokens = embedder.name, embedder.dim, embedder.max_tokens
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        return self._encode("encode_queries", texts)
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        return self._encode("encode_documents", texts)
+
+    def _encode(self, how: str, texts: Sequence[str]) -> np.ndarray:
+        new = [text for text in dict.fromkeys(texts) if (how, text) not in self._known]
+        if new:
+            self._known |= zip([(how, text) for text in new], getattr(self._embedder, how)(new), strict=True)
+        return np.array([self._known[how, text] for text in texts], np.float32).reshape(len(texts), self.dim)

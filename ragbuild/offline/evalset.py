@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import CaseKind, Chunk, EvalPair, ExpertCase, GroundSpan, PageRef, QueryType
 from ragbuild.core.store import error_fields, hash_path, iter_records, read_json
+from ragbuild.offline.question_text import bare
 
 Half = Literal["tuning", "test"]
 R = TypeVar("R", bound=BaseModel)
@@ -108,7 +109,8 @@ class ChunkMap:
             side[chunk.doc_key].append(chunk)
             if chunk.doc_key not in self._keys[chunk.doc_source]:
                 self._keys[chunk.doc_source].append(chunk.doc_key)
-        self.parent_of = {c.chunk_id: c.parent_id or "" for cs in self.children.values() for c in cs}
+        self.child = {c.chunk_id: c for cs in self.children.values() for c in cs}
+        self.parent_of = {i: c.parent_id or "" for i, c in self.child.items()}
 
     @classmethod
     def read(cls, path: Path) -> ChunkMap:
@@ -169,22 +171,33 @@ class ChunkMap:
 
 
 def pair_cases(pairs: Sequence[EvalPair], chunks: ChunkMap) -> tuple[list[EvalCase], list[str]]:
-    """The pairs for these chunks, and the ids of those whose place is not in them (to be counted and shown)."""
+    """The pairs for these chunks, and the ids of those whose place is not in them, or holds another text by now (to be
+    counted and shown)."""
     out, lost = [], []
     for pair in pairs:
         groups = _groups(pair.gt_spans, chunks)
-        if not groups:
+        if not all(chunks.holding(span) for span in pair.gt_spans) or _moved(pair, groups, chunks):
             lost.append(pair.pair_id)
             continue
+        keys = tuple(dict.fromkeys(s.doc_key for s in (*pair.gt_spans, *pair.also_spans)))
+        halves = {
+            half_of(chunks.children[s.doc_key][0].doc_id) for s in pair.gt_spans if chunks.children.get(s.doc_key)
+        }
         out.append(
             EvalCase(
                 id=pair.pair_id, query=pair.query, language=pair.language, query_type=pair.query_type,
-                kind=pair.gen_source, source="generated", half=half_of(pair.gt_spans[0].doc_key.split("/")[1]),
-                documents=tuple(dict.fromkeys(s.doc_key for s in pair.gt_spans)), pages=pair.gt_pages,
-                answer=pair.gt_answer, keywords=pair.gt_keywords, **_found(groups, chunks),
+                kind=pair.gen_source, source="generated", half="tuning" if "tuning" in halves else "test",
+                documents=keys, pages=pair.gt_pages, answer=pair.gt_answer, keywords=pair.gt_keywords,
+                **_found(groups, chunks, _groups(pair.also_spans, chunks)),
             )
         )  # fmt: skip
     return out, lost
+
+
+def _moved(pair: EvalPair, groups: Sequence[tuple[str, ...]], chunks: ChunkMap) -> bool:
+    """Does a key fact of a generated pair no longer stand where it stood?"""
+    text = bare("\n".join(chunks.child[i].content for group in groups for i in group))
+    return pair.generator != "expert" and not all(bare(word) in text for word in pair.gt_keywords)
 
 
 def expert_cases(cases: Sequence[ExpertCase], chunks: ChunkMap) -> list[EvalCase]:
