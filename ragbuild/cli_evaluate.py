@@ -196,7 +196,7 @@ def qdoca(
         bad = bad_cases(reports[name], some, pipeline.version, config.rerank.top_m)
         out[name] = {
             "dimensions": summary(some, ("half", "language", "kind"), config.evaluate.bootstrap, config.seed),
-            "refusals": refusals(some, n_resamples=config.evaluate.bootstrap, seed=config.seed),
+            "refusals": refusals(some),
             "wrong_version": [t.case.id for t in some if t.wrong_version],
             "errors": [{"id": t.case.id, "error": t.error} for t in some if t.error],
             "bad_cases": [b.row() for b in bad], "counts": counts(bad),

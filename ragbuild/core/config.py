@@ -184,7 +184,7 @@ class EvalSetConfig(Section):
 
     generator: Literal["rules", "openai"] = "rules"
     regenerate: bool = False  # a set is a frozen input: made again only on request
-    max_pairs: int = Field(400, ge=1)
+    max_pairs: int = Field(260, ge=1)
     per_child: int = Field(2, ge=1, le=10)  # at most, of different types
     min_pairs: int = Field(50, ge=1)  # below: a warning
     dedup_cosine: float = Field(0.92, ge=0, le=1)  # two questions about one place nearer than this: one goes

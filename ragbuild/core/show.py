@@ -89,7 +89,9 @@ def table(
     import pandas as pd
 
     frame = (
-        rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows), columns=list(columns) if columns else None)
+        rows
+        if isinstance(rows, pd.DataFrame)
+        else pd.DataFrame(list(rows), columns=list(columns) if columns else None, dtype=object)  # None stays None
     )
     shown = frame.map(lambda value: clip(value, width))
     return Table(shown, caption)

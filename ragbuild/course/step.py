@@ -66,9 +66,22 @@ def input_paths(config: Config) -> dict[str, Path | None]:
         file = f"{name}.csv" if name in ("query_log", "term_review") else f"{name}.json"
         places = [corpus / file, corpus.parent / file] if setting == "auto" else [Path(setting)]
         out[name] = next((p for p in places if p.is_file()), None)
+        if name == "expert_eval_set" and setting == "auto" and out[name] and not _about(out[name], corpus):
+            out[name] = None  # that of another corpus beside this one
         if setting != "auto" and out[name] is None:
             raise UsageError(f"corpus.{name}: no file at {setting}")
     return out
+
+
+def _about(expert: Path, corpus: Path) -> bool:
+    """Does an expert set name a document of this corpus? True, too, for what can't be read: whoever reads it says so."""
+    try:
+        cases = json.loads(expert.read_bytes())
+        cases = cases["cases"] if isinstance(cases, dict) else cases
+        named = {ref["doc_source"] for case in cases for ref in case["ground"]}
+    except (ValueError, KeyError, TypeError):
+        return True
+    return not named or any((corpus / name).is_file() for name in named)
 
 
 class Step:

@@ -15,7 +15,7 @@ from ragbuild.core.errors import MissingResource, RagbuildError
 from ragbuild.core.records import Answer, index_text
 from ragbuild.evaluate.facts import holds
 from ragbuild.evaluate.judge import Judge, Scores, overall
-from ragbuild.evaluate.metrics import bootstrap_ci
+from ragbuild.evaluate.metrics import bootstrap_ci, wilson
 from ragbuild.evaluate.rubric import Judged
 from ragbuild.offline.evalset import EvalCase
 from ragbuild.online.pipeline import Pipeline
@@ -137,19 +137,19 @@ def groups(
     return out
 
 
-def refusals(
-    traces: Sequence[AnswerTrace], by: Sequence[str] = ("half", "kind"), n_resamples: int = 2000, seed: int = 13
-) -> list[dict[str, Any]]:
-    """Share of unanswerable questions that were refused and of answerable ones that were, wrongly, each with n."""
+def refusals(traces: Sequence[AnswerTrace], by: Sequence[str] = ("half", "kind")) -> list[dict[str, Any]]:
+    """Share of unanswerable questions that were refused and of answerable ones that were, wrongly, each with its 95 %
+    Wilson interval and n."""
     rows = []
     for group, value, some in groups(traces, by):
         for answerable in (False, True):
             flags = [float(t.refused) for t in some if t.case.answerable == answerable]
             if flags:
                 name = "answerable, wrongly refused" if answerable else "unanswerable, rightly refused"
+                low, high = wilson(sum(flags), len(flags))
                 rows.append({
-                    "group": group, "value": value, "what": name, "share": _mean(flags),
-                    **_interval(flags, n_resamples, seed), "refused": int(sum(flags)), "n": len(flags),
+                    "group": group, "value": value, "what": name, "share": _mean(flags), "low": low, "high": high,
+                    "refused": int(sum(flags)), "n": len(flags),
                 })  # fmt: skip
     return rows
 

@@ -166,7 +166,7 @@ def _fall(name: str, was: BaselineFigure, now: Figure | None, baseline: Baseline
         return GateResult(name=name, threshold=threshold, passed=False, said=said, what_to_try=RENEW)
     value = now.value * min(1.0, now.n / was.n) if was.n else now.value
     fall = round(was.value - value, 9)
-    said = f"{value:.4f} (n = {now.n}) against {was.value:.4f} (n = {was.n}), a change of {-fall:+.4f}"
+    said = f"{value:.4f} (n = {now.n}) against {was.value:.4f} (n = {was.n}), a change of {0.0 - fall:+.4f}"
     said += f"; {was.n - now.n} case(s) not measured any more count as zero" if now.n < was.n else ""
     said += f"; may fall by {allowed:g}"
     tried = f"'ragbuild eval compare' with the last accepted run names what changed and which cases; {RENEW}"

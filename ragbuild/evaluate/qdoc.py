@@ -217,6 +217,12 @@ class QdocReport:
             with_, without = (self.mean(s, f"recall@{depth}") for s in ("fused", f"{name}_fused"))
             if with_ < without:
                 out.append(f"{part} lowers recall@{depth} from {without:.3f} to {with_:.3f} on this set: look at why")
+        for row in self.ablations():
+            if row["stage"] == "reranked" and row["high"] is not None and row["high"] < 0:
+                out.append(
+                    f"{row['part']} lowers {row['figure']} of the reranked order by {-row['difference']:.3f} "
+                    f"(95 % interval {-row['high']:.3f} to {-row['low']:.3f}): look at why"
+                )
         top = self._ndcg
         best = max((s for s in ("lexical", "dense") if s in self.values), key=lambda s: self.mean(s, top))
         if self.mean("reranked", top) < self.mean(best, top) - 0.01:

@@ -239,6 +239,7 @@ def _found(
     """Groups of children and of their parents, without repeats. With one group, other places that hold the same are
     alternatives of it; with several it is not known of which, and they only count as right documents."""
     distinct = list(dict.fromkeys(groups))
+    distinct = [g for g in distinct if not any(set(other) < set(g) for other in distinct)]  # whoever has `other` has g
     if len(distinct) == 1:
         distinct = [tuple(dict.fromkeys(i for group in (*distinct, *others) for i in group))]
     parents = dict.fromkeys(tuple(dict.fromkeys(chunks.parent_of[i] for i in group)) for group in distinct)

@@ -63,8 +63,8 @@ def unknown_words(query: str, version: IndexVersion) -> list[str]:
 
 
 def unknown_names(query: str, version: IndexVersion) -> list[str]:
-    """What the question names and no document does: a code (``LG-700``: letters first, then digits), a version newer than every
-    document's, a capitalised word within a sentence or within Chinese. A misspelt small word is no name."""
+    """What the question names and no document does: a code (``LG-700``: letters first, then digits), a version newer
+    than every document's, a capitalised word within a sentence or within Chinese. A misspelt small word is no name."""
     words = re.findall(_WORD, query)
     latin = [w for w in words if w[0].isascii()]
     shouted = sum(w[0].isupper() for w in latin) * 2 > len(latin) and len(latin) > 2  # a title, or all in capitals

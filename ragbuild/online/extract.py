@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ragbuild.core.guard import injections
 from ragbuild.core.records import Candidate, Chunk
@@ -88,6 +89,7 @@ class Extractor:
 
     def __init__(self, version: IndexVersion, embedder: Embedder) -> None:
         self.version, self.embedder = version, embedder
+        self._words = lru_cache(maxsize=20_000)(lambda text: frozenset(version.tokenizer(text)))  # texts come again
 
     def __call__(self, question: str, parents: Sequence[Chunk], top_m: Sequence[Candidate], limit: int) -> list[Quote]:
         """At most `limit` quotes, best first; each brings something that those before it lack."""
@@ -170,7 +172,7 @@ class Extractor:
                     continue  # leads into something, or asks: no answer by itself
                 if orders and injections(text):
                     continue  # an order to a reader who obeys is no answer to anybody
-                words = frozenset(self.version.tokenizer(text))
+                words = self._words(text)
                 held = words & frozenset(weights)
                 near = (heading | self._held(passage.header, weights)) - held
                 share = [sum(weights[t] for t in some) for some in (held, near, body - near - held)]
@@ -196,7 +198,7 @@ class Extractor:
         ]
 
     def _held(self, text: str, weights: dict[str, float]) -> frozenset[str]:
-        return frozenset(self.version.tokenizer(text)) & frozenset(weights) if text else frozenset()
+        return self._words(text) & frozenset(weights) if text else frozenset()
 
 
 def _order(quote: Quote) -> tuple[float, int, int, int]:

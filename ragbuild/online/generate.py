@@ -26,6 +26,9 @@ from ragbuild.online.extract import Extractor, Quote
 from ragbuild.online.passages import Passage, passages, readable
 
 
+PART_COSINE = 0.34  # from here on a passage is near enough to a part of a compound question to answer it
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What the generator is given: the Top-M children, their parents in order, and the sub-questions."""
@@ -96,7 +99,7 @@ class ExtractiveGenerator:
         weights = self.extract.weights(question)
         return any(
             sum(weights[t] for t in q.held) >= self.config.abstain_coverage / 2
-            or q.cosine >= self.config.abstain_cosine
+            or q.cosine >= PART_COSINE
             for q in quotes
         )
 

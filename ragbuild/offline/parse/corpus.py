@@ -30,7 +30,8 @@ from ragbuild.offline.parse.text import TextParser
 
 # What a corpus folder may hold beside documents, in its root
 NOT_DOCUMENTS = (
-    "query_log.csv", "term_review.csv", "decisions.csv", "expert_eval_set.json", "eval_set.json", "baseline.json", "README.md",
+    "query_log.csv", "term_review.csv", "decisions.csv", "expert_eval_set.json", "eval_set.json", "baseline.json",
+    "README.md",
 )  # fmt: skip
 Progress = Callable[[str, int, int], None]  # doc_source, how many are done, how many there are
 

@@ -1,0 +1,150 @@
+"""The commands that measure, as a user types them: JSON on stdout, exit codes, the ledger, gates that fail a build."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ragbuild.core.store import read_json, write_json
+from tests.test_cli import ragbuild
+
+
+@pytest.fixture(scope="module")
+def workspace(built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the shared build, whose ledger is its own."""
+    return shutil.copytree(built.run, tmp_path_factory.mktemp("evaluate") / "run")
+
+
+def measured(workspace: Path, *arguments: str) -> dict:
+    done = ragbuild("eval", *arguments, "-w", workspace, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_qdoc_measures_every_stage_of_both_sets(workspace: Path) -> None:
+    out = measured(workspace, "qdoc", "--label", "first")
+    for found in out["sets"].values():
+        stages = {row["stage"]: row for row in found["stages"]}
+        assert {"raw_lexical", "lexical", "dense", "fused", "reranked", "parents", "no_routing_fused"} <= stages.keys()
+        recall = [v for k, v in sorted(stages["fused"].items(), key=lambda i: int(i[0].rpartition("@")[2] or 0)
+                                       if "@" in i[0] else 0) if k.startswith("recall@")]  # fmt: skip
+        assert recall == sorted(recall), "recall@K does not fall as K grows"
+        assert not found["errors"] and found["language"] and found["document"]
+    assert out["stand_in"] is True
+    listed = json.loads(ragbuild("eval", "runs", "-w", workspace, "--json").stdout)["runs"]
+    assert listed[-1]["label"] == "first" and listed[-1]["kind"] == "qdoc"
+
+
+def test_the_same_run_twice_is_the_same_and_no_improvement(workspace: Path) -> None:
+    for label in ("one", "two"):
+        measured(workspace, "qdoc", "--set", "expert", "--half", "test", "--label", label)
+    done = ragbuild("eval", "compare", "one", "two", "-w", workspace, "--json")
+    found = json.loads(done.stdout)
+    assert not found["changed"] and not found["reasons"]
+    assert all(row["difference"] == 0 for row in found["metrics"]) and "no difference" in found["verdict"]
+
+
+def test_two_changes_at_once_are_no_improvement(workspace: Path) -> None:
+    measured(workspace, "qdoc", "--set", "expert", "--half", "test", "--label", "before")
+    measured(workspace, "qdoc", "--set", "expert", "--half", "test", "--label", "after", "-p", "retrieve.rrf_k=10",
+             "-p", "rerank.model=none")  # fmt: skip
+    found = json.loads(ragbuild("eval", "compare", "before", "after", "-w", workspace, "--json").stdout)
+    assert {"fusion", "rerank"} <= found["changed"].keys()
+    assert "refused" in found["verdict"] and "Change one at a time" in " ".join(found["reasons"])
+
+
+def test_qdoca_scores_with_n_and_classifies(workspace: Path) -> None:
+    out = measured(workspace, "qdoca", "--set", "expert", "--half", "test", "--no-ledger")
+    found = out["sets"]["expert"]
+    assert {"keyword_hit_rate", "content_accuracy", "credibility", "content_completeness", "expression_quality",
+            "logical_coherence", "overall"} == {row["dimension"] for row in found["dimensions"]}  # fmt: skip
+    assert all(row["n"] + row["unmeasured"] + row["not_applicable"] > 0 for row in found["dimensions"])
+    assert found["wrong_version"] == [] and sum(c["cases"] for c in found["counts"]) == len(found["bad_cases"])
+    assert any("judge" in name for name in out["stand_ins"])
+
+
+def test_judge_on_a_file_and_on_the_expert_set(workspace: Path, tmp_path: Path) -> None:
+    rows = [
+        {"query": "How long?", "answer": "15 minutes.", "reference": "15 minutes", "contexts": ["15 minutes"], "human": 2},
+        {"query": "How long?", "answer": "30 days.", "reference": "15 minutes", "contexts": ["15 minutes"], "human": 0},
+    ]  # fmt: skip
+    path = tmp_path / "judged.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n", encoding="utf-8")
+    done = ragbuild("eval", "judge", "--human", path, "--json")
+    out = json.loads(done.stdout)
+    assert done.returncode == 0 and out["dimensions"][0]["n"] == 2 and len(out["refused"]) == 1
+    assert "line 3" in done.stderr
+    assert measured(workspace, "judge")["all"]["n"] >= 60
+
+
+def test_offline_is_a_gate_and_a_baseline_can_be_accepted(workspace: Path, tmp_path: Path) -> None:
+    assert measured(workspace, "offline")["gates"]
+    strict = ragbuild("eval", "offline", "-w", workspace, "-p", "gates.dense_recall_at_50=1.0", "--no-ledger")
+    assert strict.returncode in (0, 3)
+    target = tmp_path / "baseline.json"
+    made = ragbuild("eval", "baseline", "-w", workspace, "--out", target)
+    assert made.returncode == 0 and read_json(target)["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["qdoc", "--set", "/nowhere.json"], 4, "no /nowhere.json eval set"),
+        (["qdoc", "--half", "third"], 2, "--half takes"),
+        (["compare", "nothing", "last"], 2, "no run"),
+        (["judge", "--human", "/nowhere.jsonl"], 4, "cannot be read"),
+    ],
+)
+def test_wrong_usage(workspace: Path, arguments: list[str], code: int, message: str) -> None:
+    own = [] if "--human" in arguments else ["-w", workspace]
+    done = ragbuild("eval", *arguments, *own)
+    assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_bad_row_of_an_eval_set_is_named(workspace: Path, tmp_path: Path) -> None:
+    rows = read_json(workspace / "eval_set.json")[:3]
+    rows[1]["query_type"] = "opinion"
+    del rows[2]["gt_answer"]
+    path = tmp_path / "set.json"
+    write_json(path, rows)
+    done = ragbuild("eval", "qdoc", "--set", path, "-w", workspace)
+    assert done.returncode == 4 and "row 2" in done.stderr and "row 3" in done.stderr and "query_type" in done.stderr
+
+
+def test_bench_writes_the_form_that_was_promised(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    corpus = [{"_id": "d1", "title": "", "text": "reset the password"}, {"_id": "d2", "title": "", "text": "备份 恢复"}]
+    queries = [{"_id": "q1", "text": "password"}, {"_id": "q2", "text": "恢复"}]
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\n", encoding="utf-8")
+    done = ragbuild("bench", "--beir", folder, "--json", "--routes", "lexical", "--runs", tmp_path / "runs")
+    out = json.loads(done.stdout)
+    assert done.returncode == 0 and out["routes"]["lexical"] == {
+        "ndcg@10": 1.0, "recall@10": 1.0, "recall@100": 1.0, "mrr@10": 1.0
+    }  # fmt: skip
+    assert list((tmp_path / "runs").rglob("*"))
+    assert ragbuild("bench", "--beir", tmp_path / "nowhere").returncode == 4
+    assert ragbuild("bench", "--beir", folder, "--routes", "magic").returncode == 2
+
+
+def test_a_corpus_from_docstrings(tmp_path: Path) -> None:
+    done = ragbuild("corpus", "python-docs", "--out", tmp_path / "docs", "--min-children", 200, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["documents"] > 0
+    assert list((tmp_path / "docs").rglob("*.md"))
+    assert ragbuild("corpus", "python-docs", "--out", tmp_path / "docs").returncode == 2
+    assert ragbuild("corpus", "perl-docs", "--out", tmp_path / "other").returncode == 2
+
+
+def test_a_broken_tokenizer_ends_the_build_with_3_and_is_named(tmp_path: Path) -> None:
+    done = ragbuild(
+        "build", "--out", tmp_path / "run", "-p", "lexical.tokenizer=whitespace", "--skip", "10", "--skip", "11",
+        "--skip", "12", "--skip", "13", "--skip", "14", "--skip", "20", "--skip", "21", "--skip", "22",
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "tokenizer or dictionary" in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "run" / "offline_evaluation.json").is_file(), "the report is there all the same"
