@@ -20,6 +20,7 @@ from ragbuild.cli_shared import (
     counted,
     emit,
     open_workspace,
+    say,
 )  # fmt: skip
 from ragbuild.core.errors import RagbuildError, UsageError
 
@@ -382,26 +383,53 @@ def sweep(
     workspace: WorkspaceOption = None,
     on: Annotated[str, Option(help="own (the workspace), python-docs, or a folder of documents.")] = "own",
     out: Annotated[
-        Path | None, Option(help="Write the recommended Top-N and Top-M as YAML for build --config.")
+        Path | None, Option(help="Write what is recommended as YAML for build --config.")
     ] = None,
     param: ParamOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recall and reranking time over Top-N, parents and answers over Top-M; the plateau, and what to set."""
-    from ragbuild.course.tuning import sweep_of, write_choice
+    """Recall and reranking time over Top-N, parents and tokens over Top-M; the plateau, and what to set."""
+    from dataclasses import replace
+
+    from ragbuild.course.step import input_paths
+    from ragbuild.evaluate.sweep import ROUTES, write_choice
+    from ragbuild.evaluate.tuning import open_corpus
 
     root, config, _ = _opened(workspace, param)
-    with counted("sweep") as step:
-        found = sweep_of(on, root, config, step)
+    opened = open_corpus(
+        config.with_overrides({"tune.corpus": on}), root, input_paths(config)["expert_eval_set"], say
+    )  # fmt: skip
+    found = opened.sweep(say)
+    first, second = found.recommend()
+    facts, now, tuning = found.facts, found.setting(), found.of("tuning")
+    curves = {r: found.recall_curve(facts["top_n"], replace(now, routes=(r,)), "tuning") for r in ROUTES}
+    curves["fused"] = found.recall_curve(facts["top_n"], now, "tuning")
+    by_n = [
+        {"top_n": n, **{f"recall {r}": round(float(c[i]), 4) for r, c in curves.items()},
+         "rerank_ms": round(1000 * facts["seconds"][i], 3)}
+        for i, n in enumerate(facts["top_n"])
+    ]  # fmt: skip
+    chosen = replace(now, top_n=first.value, top_m=second.value)
+    within = found.parent_recall(chosen, facts["top_m"])[:, tuning].mean(1)
+    tokens = found.context_tokens(chosen, facts["top_m"])[:, tuning].mean(1)
+    by_m = [
+        {"top_m": m, "parent_recall": round(float(within[i]), 4), "context_tokens": round(float(tokens[i])),
+         "answer_score": round(sum(found.answers[m]) / len(found.answers[m]), 4) if m in found.answers else None}
+        for i, m in enumerate(facts["top_m"])
+    ]  # fmt: skip
+    about = {"corpus": on, "children": facts["children"], "questions": len(facts["queries"]), "half": "tuning"}
+    stand_in = f"{facts['reranker']}{' (stand-in)' if facts['stand_in'] else ''}"
+    remarks = [f"Top-N {first.value}: {first.reason}", f"Top-M {second.value}: {second.reason}"]
     if out:
-        write_choice(out, found)
-        typer.echo(f"{out} written: ragbuild build --config {out}", err=True)
+        write_choice(out, chosen, [f"ragbuild sweep on {on}, {facts['children']:,} children", *remarks])
+        say(f"{out} written: ragbuild build --config {out}")
     if as_json:
-        emit(found.as_json())
+        recommended = {"retrieve.top_n": first.value, "rerank.top_m": second.value}
+        emit({**about, "reranker": stand_in, "top_n": by_n, "top_m": by_m, "recommended": recommended, "why": remarks})
         return
-    for title, rows in found.tables().items():
-        _table(title, rows)
-    for remark in found.notes:
+    _table(f"Top-N on {on} ({about['children']:,} children, {about['questions']} questions; {stand_in})", by_n)
+    _table("Top-M (answers: extractive generator and rubric judge, stand-ins)", by_m)
+    for remark in remarks:
         typer.echo(f"- {remark}")
 
 
@@ -411,11 +439,9 @@ def tune(
     no_browser: Annotated[bool, Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     """Open the sliders of notebook 20 as a page: Top-N, Top-M, RRF k, routes, filters."""
-    from ragbuild.course.widgets import tune as open_page
+    from ragbuild.course.page import tune as open_page
 
-    code = open_page(open_workspace(workspace), port=port, open_browser=not no_browser)
-    if code:
-        raise typer.Exit(code)
+    open_page(open_workspace(workspace), port=port, open_browser=not no_browser)
 
 
 def bench(

@@ -159,7 +159,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Built:
             )
             os.environ["RAGBUILD_TEST_AUDIT"], os.environ["RAGBUILD_TEST_RUN"] = str(audit), str(run)
             try:
-                outcome = build(load_config(overrides={"course.solutions": True}), out=run)
+                outcome = build(load_config(overrides={"course.solutions": True, "tune.min_children": 400}), out=run)
             finally:
                 os.environ.clear()
                 os.environ.update(before)

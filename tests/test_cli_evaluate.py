@@ -67,10 +67,8 @@ def test_qdoca_scores_with_n_and_classifies(workspace: Path) -> None:
 
 
 def test_judge_on_a_file_and_on_the_expert_set(workspace: Path, tmp_path: Path) -> None:
-    rows = [
-        {"query": "How long?", "answer": "15 minutes.", "reference": "15 minutes", "contexts": ["15 minutes"], "human": 2},
-        {"query": "How long?", "answer": "30 days.", "reference": "15 minutes", "contexts": ["15 minutes"], "human": 0},
-    ]  # fmt: skip
+    asked = {"query": "How long?", "reference": "15 minutes", "contexts": ["15 minutes"]}
+    rows = [{**asked, "answer": "15 minutes.", "human": 2}, {**asked, "answer": "30 days.", "human": 0}]
     path = tmp_path / "judged.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n", encoding="utf-8")
     done = ragbuild("eval", "judge", "--human", path, "--json")

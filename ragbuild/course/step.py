@@ -74,7 +74,7 @@ def input_paths(config: Config) -> dict[str, Path | None]:
 
 
 def _about(expert: Path, corpus: Path) -> bool:
-    """Does an expert set name a document of this corpus? True, too, for what can't be read: whoever reads it says so."""
+    """Does an expert set name a document of this corpus? True, too, for what can't be read: its reader says so."""
     try:
         cases = json.loads(expert.read_bytes())
         cases = cases["cases"] if isinstance(cases, dict) else cases

@@ -109,7 +109,7 @@ def _built(name: str, documents: Callable[[Path], Path], config: Config | Config
 
     base = cache_dir("tune")
     folder = base / name
-    with FileLock(base / f".{name}.lock"):  # a second process waits for the first one's result
+    with FileLock(base / ".lock"):  # a second process waits for the first one's result
         if not (folder / "indexes" / "CURRENT").is_file():
             say("making the corpus to tune on: once, then it is reused")
             with tempfile.TemporaryDirectory(dir=base) as temporary:
