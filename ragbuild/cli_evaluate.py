@@ -382,9 +382,7 @@ def baseline(
 def sweep(
     workspace: WorkspaceOption = None,
     on: Annotated[str, Option(help="own (the workspace), python-docs, or a folder of documents.")] = "own",
-    out: Annotated[
-        Path | None, Option(help="Write what is recommended as YAML for build --config.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Write what is recommended as YAML for build --config.")] = None,
     param: ParamOption = None,
     as_json: JsonOption = False,
 ) -> None:

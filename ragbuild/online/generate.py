@@ -98,8 +98,7 @@ class ExtractiveGenerator:
         """Is a sub-question answered? A passage holds less than a whole child, so half the coverage is asked of it."""
         weights = self.extract.weights(question)
         return any(
-            sum(weights[t] for t in q.held) >= self.config.abstain_coverage / 2
-            or q.cosine >= PART_COSINE
+            sum(weights[t] for t in q.held) >= self.config.abstain_coverage / 2 or q.cosine >= PART_COSINE
             for q in quotes
         )
 
