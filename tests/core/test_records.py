@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from ragbuild.core.records import Chunk, Document, EvalPair, TermEntry, document_key, index_text
+from ragbuild.core.records import Chunk, Document, EvalPair, ExpertCase, TermEntry, document_key, index_text
 from tests.conftest import make_chunks, make_document
 
 PARENT, CHILD = make_chunks(["Reset the password."])
@@ -86,7 +86,21 @@ def test_forms_of_a_term():
 
 
 def test_an_eval_pair_takes_the_methods_types_only():
-    pair = {"query": "q", "gt_spans": [], "gt_answer": "a", "query_type": "factual", "gen_source": "single_chunk"}
+    pair = {"query": "q", "gt_answer": "a", "query_type": "factual", "gen_source": "single_chunk", "pair_id": "1"}
+    pair |= {"gt_spans": [{"doc_key": "kb/d/v1/all", "start": 0, "end": 3}], "language": "en"}
     assert EvalPair.model_validate(pair).gt_doc_ids == ()
+    with pytest.raises(ValidationError, match="gt_spans"):
+        EvalPair.model_validate(pair | {"gt_spans": []})
     with pytest.raises(ValidationError, match="query_type"):
         EvalPair.model_validate(pair | {"query_type": "opinion"})
+
+
+def test_an_expert_case_has_ground_truth_or_is_not_answerable():
+    place = {"doc_source": "a.md", "pages": [1]}
+    case = {"case_id": "1", "query": "q", "language": "en", "reference_answer": "a", "ground": [place]}
+    assert ExpertCase.model_validate(case).ground[0].quotes == ()
+    for wrong in ({"ground": []}, {"answerable": False}, {"given_answer": "x"}, {"human_score": 1}, {"kind": "odd"}):
+        with pytest.raises(ValidationError):
+            ExpertCase.model_validate(case | wrong)
+    with pytest.raises(ValidationError, match="pages"):
+        ExpertCase.model_validate(case | {"ground": [place | {"pages": []}]})
