@@ -433,13 +433,14 @@ def sweep(
 
 def tune(
     workspace: WorkspaceOption = None,
+    on: Annotated[str, Option(help="own (the workspace), python-docs, or a folder of documents.")] = "own",
     port: Annotated[int, Option(help="Where the page listens, on this machine only (0: any free port).")] = 8866,
     no_browser: Annotated[bool, Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     """Open the sliders of notebook 20 as a page: Top-N, Top-M, RRF k, routes, filters."""
     from ragbuild.course.page import tune as open_page
 
-    open_page(open_workspace(workspace), port=port, open_browser=not no_browser)
+    open_page(open_workspace(workspace), port=port, open_browser=not no_browser, on=on)
 
 
 def bench(

@@ -21,10 +21,14 @@ from ragbuild.core.errors import InputRefused, MissingResource, UsageError
 from ragbuild.core.store import write_json
 from ragbuild.course.widgets import CHOSEN, open_panel
 
+# Voilà's template links icons on a CDN; the page loads nothing that this machine did not send
+_POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self' ws://127.0.0.1:*"
+
 
 @contextlib.contextmanager
-def serving(workspace: Path, port: int = 0) -> Iterator[str]:
-    """Voilà on 127.0.0.1 with the panel of a workspace; gives the address, with a token that only it knows.
+def serving(workspace: Path, port: int = 0, on: str = "") -> Iterator[str]:
+    """Voilà on 127.0.0.1 with the panel of a workspace (`on`: see `open_panel`); gives the address, with a token that
+    only it knows.
 
     `port` 0: any free one. Raises MissingResource without Voilà, UsageError when the port is taken, InputRefused when
     the page can't be made.
@@ -40,13 +44,18 @@ def serving(workspace: Path, port: int = 0) -> Iterator[str]:
             raise UsageError(f"port {port} is taken; give another with --port") from None
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        code = f"from ragbuild.course.widgets import open_panel\nopen_panel({str(workspace.resolve())!r}).widget"
+        code = (
+            f"from ragbuild.course.widgets import open_panel\nopen_panel({str(workspace.resolve())!r}, {on!r}).widget"
+        )
         nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), f"{folder}/tune.ipynb")
         token = secrets.token_urlsafe(16)
         config = {
-            "Voila": {"token": token, "ip": "127.0.0.1", "port": port, "port_retries": 0, "open_browser": False},
+            "Voila": {
+                "token": token, "ip": "127.0.0.1", "port": port, "port_retries": 0, "open_browser": False,
+                "tornado_settings": {"headers": {"Content-Security-Policy": _POLICY}},
+            },
             "VoilaConfiguration": {"show_tracebacks": True},
-        }
+        }  # fmt: skip
         write_json(Path(folder) / "voila.json", config)  # a folder of mode 0700: the token is nobody else's to read
         environment = os.environ | {
             "JUPYTER_CONFIG_DIR": folder, "JUPYTER_RUNTIME_DIR": f"{folder}/runtime", "IPYTHONDIR": f"{folder}/ipython",
@@ -82,11 +91,12 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path, most_s: flo
     raise InputRefused(f"the page did not start: {tail or 'no answer'}")
 
 
-def tune(workspace: Path, port: int = 8866, open_browser: bool = True) -> None:
+def tune(workspace: Path, port: int = 8866, open_browser: bool = True, on: str = "") -> None:
     """Open the sliders of a workspace as a page and keep it up until Ctrl-C. The sweep is made first, where it can say
     how far it is; see `serving` for what is raised."""
-    open_panel(workspace)
-    with serving(workspace, port) as address:
+    on = str(Path(on).expanduser().resolve()) if on not in ("", "own", "python-docs") else on  # the page runs elsewhere
+    open_panel(workspace, on)
+    with serving(workspace, port, on) as address:
         print(f"{address}\nCtrl-C ends it; 'write YAML' writes {workspace / CHOSEN}", flush=True)
         if open_browser:
             webbrowser.open(address)

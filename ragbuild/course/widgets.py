@@ -1,5 +1,6 @@
 """Sliders for Top-N, Top-M, RRF k, routes and filter: in notebook 20, and as a page of its own (``ragbuild tune``).
 
+All that is shown is of the tuning half, one figure apart: who chooses by looking must not look at the test half.
 A slider's move is arithmetic on the sweep's arrays: nothing is searched. Plots are SVG written here, since drawing one
 with matplotlib takes longer than a person waits for a slider.
 """
@@ -18,7 +19,7 @@ from ragbuild.core.config import stored_config
 from ragbuild.core.show import BLUE, GREEN, ORANGE, RED
 from ragbuild.core.store import inside
 from ragbuild.course.step import input_paths
-from ragbuild.evaluate.sweep import ROUTES, Setting, Sweep, write_choice
+from ragbuild.evaluate.sweep import ROUTES, Choice, Setting, Sweep, write_choice
 from ragbuild.evaluate.tuning import open_corpus
 
 CHOSEN = "tuned_by_hand.yaml"
@@ -54,7 +55,7 @@ class TuningPanel:
         for control in controls:
             control.observe(self.update, "value")
         self.write.on_click(self.save)
-        self.widget = w.VBox([*controls, w.HBox([self.write, self.note]), self.shown])
+        self.widget = w.VBox([w.HTML(_about(sweep, choice)), *controls, w.HBox([self.write, self.note]), self.shown])
         self.figures: dict[str, float] = {}
         self.update()
 
@@ -66,12 +67,13 @@ class TuningPanel:
 
     def _curve(self, rrf_k: int, routes: tuple[str, ...], where: str) -> np.ndarray:
         """Mean recall at each swept Top-N."""
-        return self.sweep.recall_curve(self.sweep.facts["top_n"], Setting(rrf_k=rrf_k, routes=routes, filter=where))
+        setting = Setting(rrf_k=rrf_k, routes=routes, filter=where)
+        return self.sweep.recall_curve(self.sweep.facts["top_n"], setting, "tuning")
 
     def _within(self, setting: Setting) -> tuple[np.ndarray, np.ndarray]:
         """Parent recall and context tokens at each Top-M, (M, Q) each."""
-        steps = range(1, self.top_m.max + 1)
-        return self.sweep.parent_recall(setting, steps), self.sweep.context_tokens(setting, steps)
+        steps, mine = range(1, self.top_m.max + 1), self.sweep.of("tuning")
+        return self.sweep.parent_recall(setting, steps)[:, mine], self.sweep.context_tokens(setting, steps)[:, mine]
 
     def update(self, _: Any = None) -> None:
         """Work out the setting's figures and show them."""
@@ -80,13 +82,14 @@ class TuningPanel:
         recall, test = sweep.recall(s), sweep.of("test")
         seconds = float(np.interp(s.top_n, facts["top_n"], facts["seconds"]))
         self.figures = {
-            "recall": float(recall.mean()), "test": float(recall[test].mean()) if test.any() else float("nan"),
+            "recall": float(recall[sweep.of("tuning")].mean()),
+            "test": float(recall[test].mean()) if test.any() else float("nan"),
             "parents": float(within[s.top_m - 1].mean()), "tokens": float(tokens[s.top_m - 1].mean()),
             "ms": 1000 * seconds,
         }  # fmt: skip
-        flips = sweep.flips(self.base, s)
+        flips = sweep.flips(self.base, s, "tuning")
         names = {
-            "recall": f"recall of {s.top_n} candidates", "test": "on the test half",
+            "recall": f"recall of {s.top_n} candidates", "test": "the same, test half",
             "parents": f"right parents in Top-{s.top_m}", "tokens": "tokens of context",
             "ms": f"ms to rerank ({facts['reranker']}{', a stand-in' * facts['stand_in']})",
         }  # fmt: skip
@@ -111,12 +114,25 @@ class TuningPanel:
         path, s, shown = inside(self.folder, CHOSEN), self.setting, self.figures
         first, second = (choice.value for choice in self.choice)
         write_choice(path, s, [
-            f"chosen by hand on {self.sweep.facts['corpus']}, {len(self.sweep.halves)} questions, filter: {s.filter}",
+            f"chosen by hand on {self.sweep.facts['corpus']}, {self.sweep.of('tuning').sum()} questions of the tuning "
+            f"half, filter: {s.filter}",
             f"recall of the candidates {shown['recall']:.3f}, right parents {shown['parents']:.3f}",
             f"recommended was Top-N {first}, Top-M {second}",
         ])  # fmt: skip
         self.note.value = f"written: <code>{escape(str(path))}</code>; <code>ragbuild build --config</code> takes it"
         return path
+
+
+def _about(sweep: Sweep, choice: tuple[Choice, Choice]) -> str:
+    """What the figures are about, and what is recommended."""
+    facts, (first, second) = sweep.facts, choice
+    limit = max(1, int(facts["max_share"] * facts["children"]))
+    name = "this workspace" if facts["corpus"] == "own" else facts["corpus"]
+    return (
+        f"<p><b>{escape(name)}</b>: {facts['children']:,} children, {sweep.of('tuning').sum()} questions "
+        f"of the tuning half; embedder {escape(facts['embedder'])}.<br>Top-N {first.value}: {escape(first.reason)} "
+        f"(more than {limit} is never recommended).<br>Top-M {second.value}: {escape(second.reason)}.</p>"
+    )
 
 
 def _number(key: str, value: float) -> str:
@@ -156,7 +172,7 @@ def svg_lines(
         return top + height * (high - value) / (high - low)
 
     out = [f"<text x='{left}' y='16' font-weight='bold'>{escape(title)}</text>"]
-    for share in np.linspace(low, high, 6):
+    for share in np.arange(low, high + 1e-9, 0.02 if high - low < 0.15 else 0.05 if high - low < 0.35 else 0.1):
         out.append(f"<path d='M{left} {y(share):.1f}h{width}' stroke='#ddd'/>")
         out.append(f"<text x='{left - 6}' y='{y(share) + 4:.1f}' text-anchor='end'>{share:.2f}</text>")
     for value in xs:
@@ -175,9 +191,10 @@ def svg_lines(
     )
 
 
-def open_panel(workspace: str | Path) -> TuningPanel:
-    """The panel of a workspace, with the corpus that its ``tune.corpus`` names; what was computed before is reused."""
+def open_panel(workspace: str | Path, on: str = "") -> TuningPanel:
+    """The panel of a workspace, on its documents or what else `on` (or its ``tune.corpus``) names; what was computed
+    before is reused."""
     root = Path(workspace)
-    config = stored_config(root)
+    config = stored_config(root).with_overrides({"tune.corpus": on} if on else {})
     corpus = open_corpus(config, root, input_paths(config)["expert_eval_set"])
     return TuningPanel(corpus.sweep(), root)

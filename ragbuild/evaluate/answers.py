@@ -41,6 +41,12 @@ class AnswerTrace:
         return self.answer is not None and judged_of(self.case, self.answer).refused
 
     @property
+    def fallback(self) -> str:
+        """Why the extractive stand-in answered in place of the model that was configured; "" where it did not."""
+        warnings = self.answer.warnings if self.answer else ()
+        return next((w for w in warnings if w.startswith("extractive answer")), "")
+
+    @property
     def wrong_version(self) -> bool:
         """Answered, and it cites another version of a right document and none that is right, or holds a value of
         another version or model and none of the right ones."""
@@ -108,7 +114,8 @@ def summary(
 ) -> list[dict[str, Any]]:
     """A row for each group (``all`` first) and dimension (``overall`` last): mean with its 95 % bootstrap interval over
     the `n` measured; `unmeasured` could not be judged, `not_applicable` (a refusal's form, a case without keywords) is
-    not counted, `errors` are answers that never came (0 in content)."""
+    not counted, `errors` are answers that never came (0 in content), `fallbacks` a stand-in's in place of the model's.
+    """
     rows = []
     for group, value, some in groups(traces, by):
         for name in (*dict.fromkeys(d for t in some for d in t.scores), "overall"):
@@ -122,6 +129,7 @@ def summary(
                 "group": group, "value": value, "dimension": name, "mean": _mean(measured) if measured else None,
                 **_interval(measured, n_resamples, seed), "n": len(measured), "unmeasured": unmeasured,
                 "not_applicable": len(values) - len(measured) - unmeasured, "errors": sum(bool(t.error) for t in some),
+                "fallbacks": sum(bool(t.fallback) for t in some),
             })  # fmt: skip
     return rows
 

@@ -116,11 +116,11 @@ def _bad(trace: CaseTrace, answer: AnswerTrace | None, category: str, sub: str, 
 
 
 def _classify(trace: CaseTrace, answer: AnswerTrace | None, version: IndexVersion, top_m: int) -> Found | None:
-    case, given = trace.case, answer.answer if answer else None
+    case = trace.case
     if error := trace.error or (answer.error if answer else ""):
         return "engineering", "time-out" if "imeout" in error or "timed out" in error else "error", error
-    if fallback := [w for w in given.warnings if w.startswith("extractive answer")] if given else []:
-        return "engineering", "endpoint or parse", fallback[0]
+    if answer and answer.fallback:
+        return "engineering", "endpoint or parse", answer.fallback
     if answer and answer.overall is None:
         reason = next((s.reason for s in answer.scores.values()), "no dimension was asked for")
         return "engineering", "not judged", reason

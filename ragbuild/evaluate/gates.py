@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 
@@ -94,12 +94,13 @@ class BaselineFigure(Record):
 
 class Baseline(Record):
     """What the last accepted runs reached. Sets and metrics are named ``kind/name``, such as ``qdoc/recall@50``, so
-    that retrieval and answer figures never meet."""
+    that retrieval and answer figures never meet. `judge`: for each kind, who gave the scores, in which dimensions."""
 
     model_config = ConfigDict(allow_inf_nan=False)
     profile: str
     corpus_hash: str
     eval_sets: dict[str, str]
+    judge: dict[str, dict[str, Any]]
     metrics: dict[str, BaselineFigure]
     margin: float
 
@@ -122,6 +123,7 @@ def write_baseline(
     baseline = Baseline(
         profile=profile, corpus_hash=corpus, margin=margin,
         eval_sets={f"{e.kind}/{name}": value for e in entries for name, value in e.eval_sets.items()},
+        judge={e.kind: e.components.get("judge", {}) for e in entries},
         metrics={name: BaselineFigure(value=f.value, n=f.n) for name, f in wanted.items()},
     )  # fmt: skip
     write_json(path, baseline)
@@ -139,7 +141,7 @@ def read_baseline(path: Path) -> Baseline:
 def check_baseline(baseline: Baseline, entry: Entry, margin: float | None = None) -> list[GateResult]:
     """One result for each gated metric of the entry's kind: it may fall by at most its own margin, else `margin`, else
     the baseline's. Cases that were measured then and are not now count as zero, so that failing to measure raises
-    nothing. Another corpus or profile: does not apply. A changed eval set: fails."""
+    nothing. Another corpus or profile: does not apply. A changed eval set, judge or list of dimensions: fails."""
     mine = f"{entry.kind}/"
     profile = str(entry.config["profile"])
     other = [f"profile '{profile}', not '{baseline.profile}'"] if profile != baseline.profile else []
@@ -153,6 +155,10 @@ def check_baseline(baseline: Baseline, entry: Entry, margin: float | None = None
         changed = sorted(k for k in sets.keys() | entry.eval_sets.keys() if sets.get(k) != entry.eval_sets.get(k))
         said = f"the eval set was changed ({', '.join(changed)}), so its figures can't be held to the baseline"
         return [GateResult(name=f"{mine}eval_sets", passed=False, said=said, what_to_try=RENEW)]
+    judge = entry.components.get("judge", {})
+    if gated and baseline.judge.get(entry.kind, {}) != judge:
+        said = f"another judge or other dimensions ({judge}), so its scores can't be held to the baseline"
+        return [GateResult(name=f"{mine}judge", passed=False, said=said, what_to_try=RENEW)]
     return [
         _fall(name, was, entry.metrics.get(name.removeprefix(mine)), baseline, margin) for name, was in gated.items()
     ]

@@ -73,9 +73,11 @@ class Entry(Record):
     @model_validator(mode="after")
     def _counted(self) -> Entry:
         for name, cases in self.per_query.items():
-            figure, measured = self.metrics.get(name), sum(v is not None for v in cases.values())
-            if figure is None or (figure.n, figure.unmeasured) != (measured, len(cases) - measured):
-                raise ValueError(f"metrics.{name} must count the {measured} of {len(cases)} cases that were measured")
+            figure, true = self.metrics.get(name), _figure(cases.values())
+            if figure is None or (figure.n, figure.unmeasured) != (true.n, true.unmeasured):
+                raise ValueError(f"metrics.{name} must count the {true.n} of {len(cases)} cases that were measured")
+            if (figure.value is None) != (true.value is None) or abs((figure.value or 0) - (true.value or 0)) > 1e-9:
+                raise ValueError(f"metrics.{name} is {figure.value}, but its cases have a mean of {true.value}")
         return self
 
 
@@ -124,7 +126,9 @@ def components_of(config: Config, version: IndexVersion, judge: str = "") -> dic
         | {"prompt": held["embedder"]["query_prompt"]},
         "prompt": {"version": PromptTemplate.parse(version.prompt).version, "text": hashes["prompt.md"][:12]},
         "generator": {k: v for k, v in held["generate"].items() if k != "prompt"},
-        "judge": {"name": judge} | (held["llm"] if "openai" in judge else {}),
+        "judge": {"name": judge}
+        | (held["llm"] if "openai" in judge else {})
+        | ({"dimensions": held["evaluate"]["dimensions"]} if judge else {}),  # `overall` is the worst of them
         "code": {folder: _code(folder) for folder in FOLDERS},
         "libraries": {name: v for name in LIBRARIES if (v := _installed(name))},
     }

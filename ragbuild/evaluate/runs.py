@@ -186,13 +186,13 @@ def targets(report: QdocReport, traces: Sequence[AnswerTrace]) -> list[dict[str,
 def half_rows(averages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`answers.summary` by half as a table: each dimension's test half with its interval and what it rests on, and the
     tuning half beside it; None for a half without cases."""
-    out = []
+    out, counted = [], ("n", "unmeasured", "not_applicable", "errors", "fallbacks")
     for name in dict.fromkeys(r["dimension"] for r in averages):
         by = {r["value"]: r for r in averages if r["dimension"] == name and r["group"] == "half"}
         test, tuning = by.get("test", {}), by.get("tuning", {})
         out.append({
             "dimension": name, "test half": test.get("mean"), "95 % interval": span(test.get("low"), test.get("high")),
-            **{key.replace("_", " "): test.get(key, 0) for key in ("n", "unmeasured", "not_applicable", "errors")},
+            **{key.replace("_", " "): test.get(key, 0) for key in counted},
             "tuning half": tuning.get("mean"), "n (tuning)": tuning.get("n", 0),
         })  # fmt: skip
     return out
@@ -204,8 +204,8 @@ def kappa_rows(aligned: Mapping[str, Alignment]) -> list[dict[str, Any]]:
         {
             "half": half, "n": a.n, "unmeasured": a.unmeasured, "agreement": a.agreement, "kappa": a.kappa,
             "95 % interval": span(a.low, a.high), "quadratic": a.quadratic,
-            **{f"{who} say 0, 1, 2": ", ".join(f"{share:.2f}" for share in base)
-               for who, base in (("people", a.human_base), ("judge", a.judge_base))},
+            **{f"{who} 0, 1, 2": ", ".join(f"{share:.2f}" for share in base)
+               for who, base in (("people say", a.human_base), ("judge says", a.judge_base))},
         }
         for half, a in aligned.items()
     ]  # fmt: skip

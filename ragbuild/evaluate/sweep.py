@@ -92,6 +92,11 @@ class Sweep:
         now = self.facts["now"]
         return replace(Setting(now["top_n"], now["top_m"], now["rrf_k"], tuple(now["routes"])), **changes)
 
+    @property
+    def tolerance(self) -> float:
+        """``tune.tolerance``; in a half too small to resolve it, what one question weighs: one is no evidence."""
+        return max(self.facts["tolerance"], 1 / max(1, int(self.of("tuning").sum())))
+
     def of(self, half: str = "") -> np.ndarray:
         """Which questions belong to a half (all without one): bool (Q,)."""
         return self.halves == half if half else np.ones(len(self.halves), bool)
@@ -201,16 +206,17 @@ class Sweep:
         """Top-N and Top-M by the rules below, from the tuning half, with all else as configured."""
         facts = self.facts
         curve = self.recall_curve(facts["top_n"], self.setting(), "tuning")
-        first = recommend_top_n(facts["top_n"], curve, facts["children"], facts["tolerance"], facts["max_share"])
+        first = recommend_top_n(facts["top_n"], curve, facts["children"], self.tolerance, facts["max_share"])
         within = self.parent_recall(self.setting(top_n=first.value), facts["top_m"])[:, self.of("tuning")].mean(1)
-        return first, recommend_top_m(facts["top_m"], within, facts["tolerance"], self.answers)
+        return first, recommend_top_m(facts["top_m"], within, self.tolerance, self.answers)
 
-    def flips(self, before: Setting, after: Setting) -> list[dict[str, Any]]:
-        """Questions whose right parents are within Top-M for one setting only, with the truth's fused rank in both."""
+    def flips(self, before: Setting, after: Setting, half: str = "") -> list[dict[str, Any]]:
+        """Questions (of a half) whose right parents are within Top-M for one setting only, with the truth's fused rank
+        in both."""
         recalls = [self.parent_recall(s, [s.top_m])[0] for s in (before, after)]
         ranks = [self.first_ranks(s) for s in (before, after)]
         rows = []
-        for q in np.flatnonzero(recalls[0] != recalls[1]):
+        for q in np.flatnonzero((recalls[0] != recalls[1]) & self.of(half)):
             at = [int(r[q]) if r[q] <= s.top_n else None for r, s in zip(ranks, (before, after), strict=True)]
             now = "gained" if recalls[1][q] > recalls[0][q] else "lost"
             rows.append({"now": now, "question": self.facts["queries"][q], "rank before": at[0], "rank now": at[1]})
@@ -231,8 +237,8 @@ def recommend_top_n(
     plateau = next(n for n, r in zip(top_n, recall, strict=True) if r >= best - tolerance - 1e-12)
     allowed = [n for n in top_n if n <= limit]
     if plateau <= limit:
-        reason = f"the least Top-N whose recall is within {tolerance:g} of the best of the sweep ({best:.3f})"
-        return Choice(plateau, plateau, best, reason)
+        reason = f"the least Top-N whose recall is within {tolerance:.2g} of the best of the sweep ({best:.3f})"
+        return Choice(plateau, plateau, best, reason + _rising(plateau, top_n))
     share = f"a {max_share:g} share of the {n_children:,} children ({limit}), beyond which reranking is no selection"
     if allowed:
         return Choice(
@@ -249,7 +255,8 @@ def recommend_top_m(
     difference, the best of these is taken."""
     best = max(recall)
     value = plateau = next(m for m, r in zip(top_m, recall, strict=True) if r >= best - tolerance - 1e-12)
-    reason = f"the least Top-M whose parent recall is within {tolerance:g} of the best ({best:.3f})"
+    reason = f"the least Top-M whose parent recall is within {tolerance:.2g} of the best ({best:.3f})"
+    reason += _rising(plateau, top_m)
     if answers:
         at = max((m for m in answers if m <= plateau), default=min(answers))
         gains = {m: np.subtract(scores, answers[at]) for m, scores in answers.items()}
@@ -258,6 +265,11 @@ def recommend_top_m(
             value = min(better, key=lambda m: (-gains[m].mean(), m))
             reason += f" is {plateau}, but answers read at {value} are better by more than two standard errors"
     return Choice(value, plateau, best, reason)
+
+
+def _rising(plateau: int, swept: Sequence[int]) -> str:
+    """A remark where the curve has no plateau within the sweep."""
+    return "; there is no plateau yet, it still rises where the sweep ends" if plateau == swept[-1] != swept[0] else ""
 
 
 def write_choice(path: Path, setting: Setting, remarks: Sequence[str] = ()) -> None:

@@ -25,7 +25,6 @@ from ragbuild.offline.prompts import PromptTemplate, check_citations, citations_
 from ragbuild.online.extract import Extractor, Quote
 from ragbuild.online.passages import Passage, passages, readable
 
-
 PART_COSINE = 0.34  # from here on a passage is near enough to a part of a compound question to answer it
 
 
@@ -156,9 +155,8 @@ class ChatGenerator:
             completion = self.client.complete(self.prompt.messages(evidence.query, evidence.parents, titles, current))
         except RagbuildError as error:
             draft = self.fallback(evidence)
-            return Draft(
-                draft.text, draft.citations, draft.notes, [f"extractive answer instead of the model's: {error}"]
-            )
+            notes = draft.notes | {"written_by": self.fallback.name}
+            return Draft(draft.text, draft.citations, notes, [f"extractive answer instead of the model's: {error}"])
         text, numbers, removed = check_citations(_unwrapped(completion.text), len(evidence.parents))
         notes = {
             "prompt_version": self.prompt.version, "prompt_tokens": completion.prompt_tokens,

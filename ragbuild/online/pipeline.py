@@ -134,6 +134,7 @@ class Pipeline:
         began = time.perf_counter()
         is_weak, figures = weak(evidence, self.config.generate, self.version)
         draft = None if is_weak or not found.parents else self.generator(evidence)
+        notes = draft.notes if draft else {}
         answered = draft is not None and bool(draft.text)
         found.seconds["generate"] = time.perf_counter() - began
         found.seconds["total"] = time.perf_counter() - start
@@ -144,8 +145,8 @@ class Pipeline:
             citations=tuple(draft.citations) if draft and answered else (),
             parents=tuple(found.parents),
             warnings=tuple(warnings + (draft.warnings if draft else [])),
-            generator=self.generator.name,
-            trace=trace(found, self) | {"evidence": figures, "generation": draft.notes if draft else {}},
+            generator=str(notes.get("written_by", self.generator.name)),
+            trace=trace(found, self) | {"evidence": figures, "generation": notes},
         )
 
     def _checked(self, query: str) -> tuple[str, list[str]]:

@@ -15,7 +15,7 @@ from ragbuild.evaluate.align import align, align_expert, confusion, kappa, level
 from ragbuild.evaluate.human import judge_file
 from ragbuild.evaluate.judge import RubricJudge
 from ragbuild.evaluate.rubric import Score
-from ragbuild.offline.evalset import ChunkMap
+from ragbuild.offline.evalset import ChunkMap, half_of
 from tests.conftest import SHARED, make_chunks, make_document
 
 
@@ -88,6 +88,8 @@ def test_verdicts():
     assert align(same, [v / 2 for v in same]).verdict == "kappa 1.00 at n = 60 reaches 0.6."
     poor = align(same, [1.0] * 60)
     assert poor.kappa == 0.0 and "not to be trusted at scale" in poor.verdict
+    fair = align([0, 1, 2] * 12, [v / 2 for v in [0, 1, 2, 0, 1, 2, 1, 2, 0] * 4])  # 2/3 agree, 1/3 by chance
+    assert fair.kappa == pytest.approx(0.5) and "below 0.6: this judge is not to be trusted" in fair.verdict
     few = align([0, 1, 2, 2], [0.0, 0.5, 1.0, 0.5])
     assert few.kappa >= 0.6 > few.low and "interval reaches down" in few.verdict
 
@@ -121,6 +123,7 @@ def test_expert_cases_by_half():
     ]
     found = align_expert(cases, RubricJudge(), chunks)
     assert (found["all"].n, found["tuning"].n + found["test"].n) == (3, 3)
+    assert found[half_of("guide")].n == 3 and {r["half"] for r in found["all"].rows} == {half_of("guide")}
     assert [(r["id"], r["human"], r["judge"]) for r in found["all"].rows] == [
         ("right", 2, 2),
         ("old", 0, 0),
@@ -184,6 +187,23 @@ def test_a_list_with_one_score_for_the_whole_answer(tmp_path):
     path.write_text(json.dumps([row(1, 2), row(0, 0), row(0.5, 1)]), encoding="utf-8")
     (whole,) = judge_file(path, Fixed()).dimensions
     assert (whole.ours, whole.alignment.kappa) == ("overall", 1.0)
+
+
+def test_a_pair_of_people_weighs_as_much_as_the_answers_that_both_judged(tmp_path):
+    levels = {"ann": [1, 4, 1, 4, 1, 4], "bob": [1, 4, 1, 4, 1, 1], "eve": [4, 1]}
+    given = [{who: some[i] for who, some in levels.items() if i < len(some)} for i in range(6)]
+    write(tmp_path / "h.jsonl", [row(0.9, {"faithfulness": 1}, {"faithfulness": each}) for each in given])
+    (faith,) = judge_file(tmp_path / "h.jsonl", Fixed()).dimensions
+    # ann and bob agree on 5 of 6, 1/2 by chance; eve contradicts both, on two answers each
+    assert faith.human_kappa == pytest.approx((6 * (5 / 6 - 1 / 2) / (1 / 2) + 2 * -1 + 2 * -1) / 10)
+
+
+def test_what_cannot_be_answered_is_judged_as_such(tmp_path):
+    answers = [row("The documents do not say.", {"appropriateness": 4}) | {"answerability": a} for a in
+               ("UNANSWERABLE", "unanswerable", "ANSWERABLE", "")]  # fmt: skip
+    write(tmp_path / "h.jsonl", answers)
+    (found,) = judge_file(tmp_path / "h.jsonl", RubricJudge()).dimensions
+    assert [r["judge"] for r in found.alignment.rows] == [2, 2, 0, 0]
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[1, 2", '{"query": "q"}'])

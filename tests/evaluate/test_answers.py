@@ -101,6 +101,7 @@ def test_a_missing_resource_ends_the_run():
         ("It is 30 minutes.", (1,), {}, True),
         ("It is 30 minutes.", (), {}, True),
         ("It is blue.", (3,), {}, False),  # wrong, but of no other version
+        ("It is 15 minutes.", (1,), {"documents": (NEW.doc_key.replace("/all", "/LG-9"),)}, False),  # of this version
         ("30 minutes.", (2,), {"documents": (OLD.doc_key,), "keywords": ("30 min",), "wrong_keywords": ("15",)}, False),
         ("The documents do not say whether 30 minutes is right.", (2,), {}, False),  # refused
     ],
@@ -141,6 +142,13 @@ def test_the_average_says_what_it_rests_on():
     assert (alone["mean"], alone["n"], alone["low"]) == (0.5, 1, None)  # one value has no interval
     assert (rows["all", "", "tone"]["mean"], rows["all", "", "tone"]["not_applicable"]) == (None, 4)
     assert (rows["all", "", "overall"]["n"], rows["all", "", "overall"]["unmeasured"]) == (3, 1)
+
+
+def test_a_stand_in_s_answer_in_place_of_the_model_s_is_counted():
+    said = answer().model_copy(update={"warnings": ("extractive answer instead of the model's: 503",)})
+    traces = run_answers(pipeline(a=answer(), b=said), [case("1", query="a"), case("2", query="b")], RubricJudge())
+    assert [t.fallback for t in traces] == ["", said.warnings[0]]
+    assert {(r["n"], r["errors"], r["fallbacks"]) for r in summary(traces, ())} == {(2, 0, 1)}
 
 
 def test_two_runs_are_identical_and_traces_come_back_from_disk(tmp_path):

@@ -158,6 +158,9 @@ RETRIEVAL = {
     "ranked down": (
         trace(SERVED | {"reranked": at(3), "parents": []}), "rerank", "ranked down", "fused 1, reranked 3",
     ),
+    "ranked down from the last place": (
+        trace(SERVED | {"fused": at(TOP_M), "reranked": at(3), "parents": []}), "rerank", "ranked down", "fused 2",
+    ),
     "diluted": (
         trace({"lexical": ["x"], "dense": at(2), "fused": at(8), "reranked": at(5), "parents": []}),
         "rerank", "diluted by fusion, not lifted", "dense 2, fused 8",
@@ -254,6 +257,8 @@ def test_another_version_is_a_matter_of_routing(version: IndexVersion):
         bad = found(version, one, other)
         assert (bad.category, bad.sub_category) == ("routing", "wrong version let through")
         assert "routing did not act" in bad.evidence and "v3.4" in bad.evidence
+    fluent = answered("It is 30 minutes. ^1^", ("old",))  # full marks from a judge that did not see it
+    assert found(version, trace(), fluent).sub_category == "wrong version let through"
 
 
 # --- faults of the case and of the machine ----------------------------------------------------------------------------

@@ -114,6 +114,13 @@ def test_a_changed_eval_set_fails_and_says_how_to_renew(tmp_path: Path):
     assert result.passed is False and "(expert)" in result.said and "ragbuild eval baseline" in result.what_to_try
 
 
+def test_another_judge_or_fewer_dimensions_fail_since_a_better_score_would_mean_nothing(tmp_path: Path):
+    base = made(tmp_path)
+    for judge in ({"name": "openai:m"}, {"name": "rubric", "dimensions": ["expression_quality"]}):
+        (result,) = check_baseline(base, run(cases(*[1] * 10), judge=judge))
+        assert (result.name, result.passed) == ("qdoc/judge", False) and "ragbuild eval baseline" in result.what_to_try
+
+
 def test_another_corpus_or_profile_is_not_checked_and_that_is_said(tmp_path: Path):
     base, bad = made(tmp_path), cases(*[0] * 10)
     (corpus,) = check_baseline(base, run(bad, corpus_hash="c2"))

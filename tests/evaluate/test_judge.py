@@ -179,7 +179,7 @@ def test_refusals_are_right_only_where_nothing_holds_the_answer():
     right = rubric(answer="The documents do not say.", answerable=False, keywords=())
     assert values(right) == [None, 1.0, 1.0, 1.0, 1.0, 1.0] and not right["keyword_hit_rate"].applies
     assert overall(right) == 1.0
-    for case in ({"status": "abstained"}, {"answer": "The documents do not say."}, {"status": "failed"}):
+    for case in (*({"status": s} for s in ("abstained", "blocked", "failed")), {"answer": "The documents do not say."}):
         assert values(rubric(**case)) == [0.0, 0.0, 0.0, 0.0, None, None]
     answered = rubric(answerable=False, keywords=())
     assert values(answered) == [None, 0.0, 0.0, 0.0, None, None]
@@ -221,6 +221,7 @@ def test_overall_needs_the_accuracy():
     assert overall({"credibility": one, "content_accuracy": Score(value=None)}) is None
     assert overall({"credibility": one, "content_accuracy": Score(value=0.9)}) == 0.9
     assert overall({"credibility": Score(value=0.5), "content_accuracy": one}) == pytest.approx(0.7)
+    assert overall({"a": one, "b": Score(value=0.0), "content_accuracy": one}) == 0.4, "the worst of the others counts"
     with pytest.raises(ValueError):
         Score(value=float("nan"))
 
@@ -350,7 +351,7 @@ def test_refusals_are_settled_without_a_request(endpoint):
 def test_a_run_is_resumed_and_a_torn_line_is_judged_again(endpoint, tmp_path):
     cache = tmp_path / "judged" / "cache.jsonl"
     other = Judged("Another?", "Yes.")
-    client, bodies = endpoint(chat(marks()), chat(marks(0.1)), chat(marks(0.2)), chat(marks(0.3)))
+    client, bodies = endpoint(chat(marks()), chat(marks(0.1)), chat(marks(0.2)), chat(marks(0.3)), chat(marks(0.4)))
     first = ChatJudge(client, cache=cache)
     known, torn = first(TIMEOUT), first(other)
     assert torn["credibility"].value == 0.1
@@ -364,6 +365,9 @@ def test_a_run_is_resumed_and_a_torn_line_is_judged_again(endpoint, tmp_path):
     with pytest.raises(KeyError):
         changed(TIMEOUT)["content_accuracy"]
     assert len(bodies()) == 5
+    client.config = client.config.model_copy(update={"model": "another"})
+    ChatJudge(client, cache=cache)(TIMEOUT)
+    assert len(bodies()) == 6, "another model: asked anew"
 
 
 def test_a_dimension_of_ones_own_is_asked_for(endpoint):

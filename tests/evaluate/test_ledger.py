@@ -58,7 +58,9 @@ def test_nan_becomes_unmeasured_and_takes_no_part_in_the_mean():
 
 def test_an_entry_that_miscounts_or_holds_nan_is_refused():
     data = run(cases(1, None)).model_dump()
-    for figure in ({"value": 1.0, "n": 2, "unmeasured": 0}, {"value": math.nan, "n": 1, "unmeasured": 1}):
+    wrong = [{"value": 1.0, "n": 2, "unmeasured": 0}, {"value": math.nan, "n": 1, "unmeasured": 1}]
+    wrong += [{"value": value, "n": 1, "unmeasured": 1} for value in (0.99, None)]  # not the mean of its cases
+    for figure in wrong:
         with pytest.raises(ValidationError):
             Entry.model_validate(data | {"metrics": {"recall@10": figure}})
 
@@ -153,6 +155,7 @@ def test_components_are_those_of_the_index_and_the_configuration(tmp_path: Path)
     assert changed(with_(generate__generator="openai")) == ["generator"]
     assert changed(with_(llm__model="other")) == ["llm"]
     assert changed(with_(evaluate__bootstrap=100, gates__margin=0.1)) == []
+    assert changed(with_(evaluate__dimensions=["credibility"])) == ["judge"], "with fewer, the worst of them is better"
     assert base["embedder"]["name"] == "fake" and base["dictionary"]["terms"] == 0
 
 
@@ -191,6 +194,9 @@ def test_two_changed_components_are_refused_and_both_named():
     found = compare(run(LOW), run(HIGH, fusion={"rrf_k": 30}, **RERANK))
     assert found.verdict == "refused" == found.metrics[0].verdict
     assert "2 components changed: fusion (rrf_k: 60 -> 30); rerank (model: features -> none)" in found.reasons[0]
+    new = run(HIGH, components=PARTS | {"rerank": {"model": "none"}, "translation": {"model": "m"}})
+    assert "rerank (model: features -> none); translation (model: none -> m)" in compare(run(LOW), new).reasons[0]
+    assert compare(new, run(LOW)).verdict == "refused", "one that is gone is a change too"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,7 @@ def test_retrieval_and_answer_figures_are_never_subtracted():
 def test_other_cases_are_refused_and_unmeasured_ones_too():
     found = compare(run(LOW), run(HIGH | {"q9": 1}, **RERANK))
     assert found.verdict == "refused" and "1 (q9) in one run only" in found.reasons[0]
-    assert found.metrics[0].n == 8
+    assert found.metrics[0].n == 8 == compare(run(HIGH | {"q9": 1}), run(LOW, **RERANK)).metrics[0].n
     found = compare(run(cases(*[0.25] * 8, 0)), run(cases(*[0.75] * 8, None), **RERANK))  # the bad case was not judged
     assert found.verdict == "refused: 1 (q9) case(s) measured in one run only"
     both = compare(run(cases(*[0.25] * 8, None)), run(cases(*[0.75] * 8, math.nan), **RERANK))

@@ -56,6 +56,8 @@ def test_rounds_are_recorded_with_what_they_fixed_and_broke(tmp_path: Path):
     assert [r.kept for r in made] == [True, True, False, False]  # 1.2 breaks q1; of 1.3 a case was not measured
     assert (made[1].fixed, made[2].broken) == (("q2",), ("q1",))
     assert record_round(workspace, two, three, "recall@10", max_broken=1).kept
+    same = record_round(workspace, two, prompt("1.4", 1, 0.9, 0.5, 0), "recall@10")
+    assert (same.gain_pp, same.kept) == (0.0, False), "what gains nothing replaces nothing"
 
 
 def test_a_round_is_a_changed_prompt_and_nothing_else(tmp_path: Path):

@@ -170,6 +170,7 @@ def test_paired_test_by_hand():
     difference, low, high, p = paired_test([1, 1, 1, nan], [0, 0, 0, 0], 20_000)
     assert (difference, low, high) == (1, 1, 1)
     assert p == pytest.approx(2 / 8, abs=0.02)
+    assert paired_test([1] * 40, [0] * 40, 500)[3] == 1 / 501, "p is never 0: no flip at all is one of the flips"
     # one query says nothing: both patterns are as large
     assert paired_test([0.7], [0.2])[3] == 1
     assert isnan(paired_test([0.7], [0.2])[1])

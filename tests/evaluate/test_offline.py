@@ -203,6 +203,20 @@ def test_chunks_that_the_index_lacks_are_misses_and_are_named(tmp_path):
     assert len(zh) == 3 and all(r["recall@50"] == 0 for r in zh)
 
 
+def test_what_the_index_holds_beyond_the_corpus_is_named(tmp_path):
+    more = make_chunks(["A stale copy."], DOCUMENTS[0], "stale")
+    report = evaluate(tmp_path, version=make(tmp_path, config(), [*CORPUS, *more]))
+    checks = {c["check"]: c for c in report.checks if not c["ok"]}
+    assert checks["child ids"]["found"] == "11 (0 missing, 1 of no chunk)" and failed(report) == {"index_completeness"}
+
+
+def test_one_span_that_does_not_give_its_content_fails_the_gate(tmp_path):
+    report = evaluate(tmp_path, markdown=lambda source: (markdown(source) or "").replace("fan tray", "fan trap"))
+    assert failed(report) == {"chunk_boundaries"} and "chunking" in findings(report)
+    with pytest.raises(GateFailed, match="span does not give the content"):
+        raise_if_failed(report.gates)
+
+
 def test_another_dictionary_or_prompt_or_embedder(tmp_path):
     version = make(tmp_path, config())
     write_records(tmp_path / "keyword_dict.json", TERMS[:2])
@@ -212,6 +226,11 @@ def test_another_dictionary_or_prompt_or_embedder(tmp_path):
     wrong = {c["check"] for c in report.checks if not c["ok"]}
     assert wrong == {"dictionary is the workspace's", "prompt is the configured one", "embedder (configured)"}
     assert "belongs to another dictionary or prompt" in findings(report)
+    fake = FakeEmbedder()
+    fake.name = "another"  # it is not the one that was configured, whatever the manifest says
+    found = evaluate_offline(version, CORPUS, CASES, fake, config(), markdown=markdown,
+                             dictionary=tmp_path / "keyword_dict.json")  # fmt: skip
+    assert not next(c["ok"] for c in found.checks if c["check"].startswith("embedder"))
 
 
 def test_whitespace_names_tokenizer_or_dictionary(tmp_path):
@@ -275,6 +294,7 @@ def test_a_route_that_is_off_is_measured_and_not_gated(tmp_path):
     report = evaluate(tmp_path, config(retrieve__routes=["lexical"]), version)
     assert next(g for g in report.gates if g.name == "dense_recall_at_50").passed is None
     assert "dense_recall_at_50" in report.figures
+    assert set(report.per_query["lexical_mrr"].values()) != set(report.per_query["dense_mrr"].values())
     assert report.per_query["fused_mrr"] == report.per_query["lexical_mrr"], "fused are the routes that are on"
 
 

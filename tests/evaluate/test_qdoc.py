@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,24 @@ def test_a_route_that_keeps_the_right_document_out_is_seen(version):
     assert trace.routed == ("product_model",) and trace.routed_out
     assert "c-small-000" not in trace.rankings["fused"] and trace.rankings["no_routing_fused"][0] == "c-small-000"
     assert not Variants(pipeline(version)).trace(case("n", LOST.query, answerable=False, documents=())).routed_out
+    both = case("both", LOST.query, ("c-small-000",), ("c-large-000",), document=SMALL)
+    assert Variants(pipeline(version)).trace(both).routed_out, "one of the two documents that it needs is kept out"
+
+
+class Reversed:
+    name, stand_in = "reversed", True
+
+    def score(self, query, candidates):
+        return [float(c.hit.rank) for c in candidates]
+
+
+def test_fused_and_reranked_are_each_their_own_order(version):
+    asked = pipeline(version)
+    asked.reranker = Reversed()
+    rankings = Variants(asked).trace(PLAIN).rankings
+    assert len(rankings["fused"]) > 1 and rankings["reranked"] == rankings["fused"][::-1]
+    fused = pipeline(version).retrieve(PLAIN.query).retrieval.candidates
+    assert rankings["fused"] == [c.hit.chunk_id for c in fused]
 
 
 def test_the_same_search_is_made_once(version):
@@ -176,9 +195,13 @@ def test_one_route_only(version):
 
 
 def test_routing_is_right_when_every_right_document_still_passes(version):
-    found = run_qdoc(pipeline(version), [PLAIN, BEFORE, LOST, NONE], [1, 5])
+    routed = case("routed", "what does the LG-900 cost", answerable=False, documents=())
+    found = run_qdoc(pipeline(version), [PLAIN, BEFORE, LOST, NONE, routed], [1, 5])
+    assert found.traces[-1].routed, "routing acts on what nothing answers too, and is neither right nor wrong there"
     assert found.routing == {"cases": 3, "acted": 2, "right": 1, "accuracy": 0.5}
     assert not any("remove" in remark for remark in found.advice()), "one half is not under one half"
+    third = run_qdoc(pipeline(version), [BEFORE, LOST, LOST], [1, 5])
+    assert third.routing["accuracy"] == 0.3333 and any("only 1 of 3" in remark for remark in third.advice())
     lost = run_qdoc(pipeline(version), [LOST], [1, 5])
     assert lost.routing["accuracy"] == 0.0
     assert any("kept the right document in only 0 of 1" in remark for remark in lost.advice())
@@ -252,8 +275,11 @@ def test_what_a_part_adds_question_by_question(version):
 def test_advice_when_the_reranked_order_is_worse_than_one_route(version):
     right, wrong = ["c-guide-001", "c-faq-000"], ["c-faq-000", "c-guide-001"]
     trace = by_hand(PLAIN, lexical=right, dense=wrong, fused=wrong, reranked=wrong)
-    (remark,) = report([trace], (1, 2), version).advice()
+    (remark,) = report([trace] * 5, (1, 2), version).advice()
     assert "below the lexical route alone" in remark and "retrieve.routes=[lexical]" in remark
+    assert "made from chunks" not in remark and report([trace], (1, 2), version).advice() == [], "one tells nothing"
+    made = replace(trace, case=replace(PLAIN, source="generated"))
+    assert "made from chunks, which favours words" in report([made] * 5, (1, 2), version).advice()[0]
     good = by_hand(PLAIN, lexical=right, dense=wrong, fused=wrong, reranked=right)
     assert report([good], (1, 2), version).advice() == []
 

@@ -15,7 +15,7 @@ from ragbuild.evaluate.answers import AnswerTrace, summary
 from ragbuild.evaluate.judge import RubricJudge
 from ragbuild.evaluate.ledger import SECTIONS
 from ragbuild.evaluate.qdoc import report
-from ragbuild.evaluate.rubric import Score
+from ragbuild.evaluate.rubric import DIMENSIONS, Score
 from ragbuild.offline.evalset import set_hash
 from ragbuild.offline.prompts import load_prompt
 from tests.evaluate import test_qdoc as small
@@ -136,6 +136,7 @@ def test_an_entry_counts_unmeasured_and_names_every_component(version, tmp_path)
     assert list(reports) == list(answers) == ["expert", "generated"]
     some = (
         "parse",
+        "evaluate",
         "chunk",
         "embedder",
         "dense",
@@ -151,7 +152,8 @@ def test_an_entry_counts_unmeasured_and_names_every_component(version, tmp_path)
     made = runs.entry("qdoca", runs.answer_values(answers), sets, pipeline, view, judge="rubric", started=began)
     assert made.eval_sets == {s.name: s.hash for s in sets} and made.seconds["total"] > 0
     assert {*SECTIONS, "judge", "dictionary", "embedder", "generator", "prompt"} <= made.components.keys()
-    assert made.components["judge"] == {"name": "rubric"} and made.config["profile"] == "offline"
+    assert made.components["judge"] == {"name": "rubric", "dimensions": list(DIMENSIONS)}
+    assert made.config["profile"] == "offline"
     assert all(f.n + f.unmeasured == len(made.per_query[m]) for m, f in made.metrics.items())
     again = runs.entry("qdoc", runs.retrieval_values(reports), sets, pipeline, pipeline.config)
     assert again.components | {"judge": 0} == made.components | {"judge": 0}, "a notebook's view and the whole are one"
@@ -175,6 +177,15 @@ def test_targets_by_hand(version):
     assert (wrongly["reached"], wrongly["n"], wrongly["met"]) == (0.5, 2, "no"), "the test half alone"
 
 
+def test_a_target_counts_its_own_half_and_stage_and_what_was_measured(version):
+    found = report([FOUND, MISSED, NOTHING, small.by_hand(small.PLAIN, fused=["c-guide-001"])], (1, 50), version)
+    tuned = answered("tuned", "not in the documents", "abstained", half="tuning", **UNANSWERABLE)
+    rows = [(r["reached"], r["n"], r["unmeasured"], r["95 % interval"]) for r in runs.targets(found, [*ANSWERS, tuned])]
+    assert rows[0] == (0.6667, 3, 1, runs.span(*runs.wilson(2, 3)))
+    assert rows[1] == (0.3333, 3, 1, runs.span(*runs.wilson(1, 3))), "parents are measured by parents"
+    assert rows[3][:2] == (0.5, 2), "the tuning half has no part in it"
+
+
 def test_a_target_without_a_case_is_neither_met_nor_missed(version):
     rows = runs.targets(report([FOUND], (1,), version), ANSWERS[1:2])
     assert [r["met"] for r in rows] == ["yes", "yes", "no", "no such case", "no such case"]
@@ -189,6 +200,7 @@ def test_the_test_half_stands_beside_the_tuning_half():
     assert accuracy["test half"] == pytest.approx((1 + 0 + 1) / 3) and (accuracy["n"], accuracy["unmeasured"]) == (3, 1)
     assert (accuracy["tuning half"], accuracy["n (tuning)"]) == (1.0, 1)
     assert (rows["keyword_hit_rate"]["n"], rows["keyword_hit_rate"]["not applicable"]) == (1, 1)
+    assert (accuracy["errors"], accuracy["fallbacks"]) == (0, 0)
     alone = runs.half_rows(summary(ANSWERS[1:2], ("half",)))[0]
     assert (alone["test half"], alone["n"], alone["95 % interval"]) == (None, 0, "–")
 
@@ -197,7 +209,7 @@ def test_kappa_as_a_table():
     a = align([2, 2, 0, 0], [0.9, 0.9, 0.1, None])
     (row,) = runs.kappa_rows({"test": a})
     assert (row["half"], row["n"], row["unmeasured"], row["kappa"], row["agreement"]) == ("test", 3, 1, 1.0, 1.0)
-    assert row["people say 0, 1, 2"] == row["judge say 0, 1, 2"] == "0.33, 0.00, 0.67"
+    assert row["people say 0, 1, 2"] == row["judge says 0, 1, 2"] == "0.33, 0.00, 0.67"
 
 
 def test_gated_figures_are_ones_that_a_run_measures(version):

@@ -205,8 +205,19 @@ def test_the_plateau_rule():
     top_n, recall = (20, 50, 100, 200), (0.70, 0.795, 0.80, 0.805)
     choice = recommend_top_n(top_n, recall, 5000, 0.01, 0.1)
     assert (choice.value, choice.plateau, choice.best) == (50, 50, 0.805), "0.795 is within 0.01 of 0.805"
-    assert recommend_top_n(top_n, recall, 5000, 0.0, 0.1).value == 200, "no tolerance: the best itself"
+    greedy = recommend_top_n(top_n, recall, 5000, 0.0, 0.1)
+    assert greedy.value == 200 and "no plateau yet" in greedy.reason, "no tolerance: the best itself, at the end"
+    assert "no plateau" not in choice.reason
     assert recommend_top_n(top_n, (0.8, 0.9, 0.7, 0.6), 5000, 0.01, 0.1).value == 50, "not every curve only rises"
+
+
+def test_one_question_decides_nothing_and_the_test_half_is_not_read(made: tuple[Pipeline, Sweep]):
+    sweep = made[1]
+    mine, few, many = sweep.of("tuning"), Setting(2, 1), Setting(20, 6)
+    assert sweep.tolerance == pytest.approx(max(0.01, 1 / mine.sum())), "a half of a few questions resolves no 0.01"
+    read = [row["question"] for row in sweep.flips(few, many, "tuning")]
+    assert set(read) <= {q for q, own in zip(sweep.facts["queries"], mine, strict=True) if own}
+    assert len(read) < len(sweep.flips(few, many)), "the other half flips too, and is not shown"
 
 
 def test_top_n_is_never_more_than_a_tenth_of_the_children():
@@ -231,6 +242,7 @@ def test_the_rule_holds_for_any_curve(recall: list[float], n: int, tolerance: fl
 def test_top_m_by_parent_recall_and_answers_only_beyond_chance():
     top_m, recall = (1, 2, 3, 4), (0.5, 0.79, 0.8, 0.8)
     assert recommend_top_m(top_m, recall, 0.01, {}).value == 2
+    assert "no plateau yet" in recommend_top_m(top_m, (0.5, 0.6, 0.7, 0.8), 0.01, {}).reason
     same = {1: [1.0, 0.0, 1.0], 4: [1.0, 0.0, 1.0]}
     assert recommend_top_m(top_m, recall, 0.01, same).value == 2
     noise = {1: [0.0, 1.0, 0.0, 0.0], 2: [0.0, 1.0, 0.0, 0.0], 4: [1.0, 0.0, 0.0, 0.0]}

@@ -145,6 +145,10 @@ def test_a_pair_of_two_documents_is_for_tuning_if_one_of_them_is():
     for chosen, half in ((spans, "tuning"), (spans[:1], "test")):
         (found,), _ = pair_cases([pair(0, 4, gt_spans=chosen)], chunks)
         assert found.half == half
+    grounds = [PageRef(doc_source=d.doc_source, pages=(1,)) for d in docs]
+    for chosen, half in ((grounds, "tuning"), (grounds[:1], "test")):
+        (found,) = expert_cases([case(ground=chosen)], chunks)
+        assert found.half == half
     nested = make_document(f"folder/{test}")  # an id made from a path: the half is by all of it
     (found,), _ = pair_cases(
         [pair(0, 4, gt_spans=[GroundSpan(doc_key=nested.key, start=0, end=4)])],
@@ -155,7 +159,7 @@ def test_a_pair_of_two_documents_is_for_tuning_if_one_of_them_is():
 
 def test_the_half_is_the_same_for_all_versions_and_stays():
     assert {half_of(f"doc-{i}") for i in range(40)} == {"tuning", "test"}
-    assert half_of("admin-guide") == half_of("admin-guide")
+    assert (half_of("admin-guide"), half_of("faq-en")) == ("tuning", "test"), "as it was when thresholds were set"
 
 
 # --- expert cases ---------------------------------------------------------------------------------------------------

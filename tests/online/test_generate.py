@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from types import SimpleNamespace
 
 import pytest
@@ -221,3 +222,8 @@ def test_a_failing_endpoint_gets_the_extractive_answer_and_a_warning(pipeline: P
     plain = extract(pipeline, given)
     assert (draft.text, draft.citations) == (plain.text, plain.citations)
     assert "no endpoint" in draft.warnings[0]
+    failing = copy(pipeline)
+    fallback = ExtractiveGenerator(pipeline.version, FakeEmbedder(), GenerateConfig())
+    failing.generator = ChatGenerator(Scripted(MissingResource("gone")), load_prompt("initial_prompt"), fallback)
+    answer = failing.ask("how long is the lockout duration?")
+    assert answer.status == "answered" and answer.generator == "extractive", "a stand-in's answer bears its own name"
