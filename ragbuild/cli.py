@@ -384,7 +384,7 @@ def main() -> None:
     except OSError as error:
         what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        todo = "Free some space" if full else "Change the permissions or choose another folder (--out)"
+        todo = "Free some space" if full else "Change the permissions or choose another folder"
         say(f"ragbuild: {what}. Files that were there before are whole. {todo}, and run the same command again.")
         sys.exit(1)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from ragbuild.cli_shared import (
     open_workspace,
     say,
 )  # fmt: skip
-from ragbuild.core.errors import RagbuildError, UsageError
+from ragbuild.core.errors import InputRefused, RagbuildError, StepFailed, UsageError
 
 Option = typer.Option
 SetOption = Annotated[
@@ -65,19 +66,27 @@ def _sets(root: Path, config: Any, pipeline: Any, wanted: list[str] | None, half
     sets = load_sets(pipeline.version, root, input_paths(config)["expert_eval_set"], wanted or SETS)
     for s in sets:
         if s.lost:
-            typer.echo(f"note: {s.name}: {len(s.lost)} pair(s) have their place in no chunk and are left out", err=True)
-    if half == "all":
-        return sets
-    return [replace(s, cases=[c for c in s.cases if c.half == half], hash=f"{s.hash}:{half}") for s in sets]
+            say(f"note: {s.name}: {len(s.lost)} pair(s) have their place in no chunk and are left out")
+    if half != "all":
+        sets = [replace(s, cases=[c for c in s.cases if c.half == half], hash=f"{s.hash}:{half}") for s in sets]
+    if not any(s.cases for s in sets):
+        which = "" if half == "all" else f" in the {half} half"
+        raise InputRefused(f"no case{which} of the {' or '.join(s.name for s in sets)} set is about this index")
+    return sets
 
 
-def _record(root: Path, entry: Any, no_ledger: bool) -> None:
+@contextmanager
+def _recorded(root: Path, entry: Any, no_ledger: bool) -> Iterator[None]:
+    """Add a run to the ledger once its figures are shown: where that fails they are not lost."""
     from ragbuild.course.runner import ledger_path
     from ragbuild.evaluate import ledger
 
-    if not no_ledger:
-        ledger.append(ledger_path(root), entry)
-        typer.echo(f"run {entry.id} added to {ledger_path(root)}", err=True)
+    try:
+        yield
+    finally:
+        if not no_ledger:
+            ledger.append(ledger_path(root), entry)
+            say(f"run {entry.id} added to {ledger_path(root)}")
 
 
 def _table(title: str, rows: list[dict[str, Any]], columns: list[str] | None = None) -> None:
@@ -91,11 +100,13 @@ def _table(title: str, rows: list[dict[str, Any]], columns: list[str] | None = N
     if not rows:
         return
     columns = columns or list(rows[0])
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")  # in a narrow terminal no digit is cut off
     for row in rows:
         table.add_row(*(escape(clip(row.get(c, ""), 60)) for c in columns))
     console = Console(width=None if sys.stdout.isatty() else 180)
-    console.print(f"\n[bold]{escape(title)}[/]")
+    console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
     console.print(table)
 
 
@@ -117,16 +128,21 @@ def offline(
     inputs = input_paths(config)
     report, sets = measure_offline(pipeline, root, config, inputs["query_log"], inputs["expert_eval_set"])
     run = entry("offline", report.per_query, sets, pipeline, config, label=label, workspace=root.name, started=started)
-    _record(root, run, no_ledger)
-    if as_json:
-        emit({"run": run.id, **report.as_json()})
-    else:
-        for title, rows in (
-            ("Index completeness", report.checks), ("Raw recall", report.recall), ("Chunking", report.chunking),
-            ("Dictionary", report.dictionary), ("Diagnosis", report.diagnosis),
-            ("Gates", [g.model_dump() for g in report.gates]),
-        ):  # fmt: skip
-            _table(title, rows)
+    with _recorded(root, run, no_ledger):
+        if as_json:
+            emit({"run": run.id, **report.as_json()})
+        else:
+            for title, rows in (
+                ("Index completeness", report.checks), ("Raw recall", report.recall), ("Chunking", report.chunking),
+                ("Dictionary", report.dictionary),
+            ):  # fmt: skip
+                _table(title, rows)
+            for row in report.diagnosis:
+                typer.echo(f"\n{row['finding']}\n  {row['evidence']}\n  next: {row['try']}")
+            typer.echo("")
+            for gate in report.gates:
+                state = {True: "passed", False: "FAILED", None: "no say"}[gate.passed]
+                typer.echo(f"{state}  {gate.name}: {gate.said}")
     raise_if_failed(report.gates)
 
 
@@ -145,30 +161,28 @@ def qdoc(
         reports = measure_retrieval(pipeline, chosen, config.evaluate.cutoffs, step)
     values = retrieval_values(reports)
     run = entry("qdoc", values, chosen, pipeline, config, label=label, workspace=root.name, started=started)
-    _record(root, run, no_ledger)
     deepest = max(config.evaluate.cutoffs)
     shown = ["stage", "n", "recall@1", "recall@10", f"recall@{deepest}", "precision@10", "ndcg@10", "mrr", "hit@10",
              "authenticity@10"]  # fmt: skip
-    if as_json:
-        emit({"run": run.id, "reranker": pipeline.reranker.name, "stand_in": pipeline.reranker.stand_in,
-               "sets": {name: {"stages": r.rows(), "routing": r.routing, "errors": r.errors, "advice": r.advice(),
-                               **{what: r.by(what, "reranked", [f"recall@{deepest}", "ndcg@10"]) for what in
-                                  ("query_type", "language", "kind", "half", "document")}}
-                        for name, r in reports.items()}})  # fmt: skip
-        return
-    for name, report in reports.items():
-        columns = [c for c in shown if c in report.rows()[0]]
-        _table(f"{name}: {len(report.answerable)} answerable questions", report.rows(), columns)
-        for what in ("query_type", "language", "kind"):
-            _table(f"{name}, reranked, by {what}", report.by(what, "reranked", [f"recall@{deepest}", "ndcg@10"]))
-        routing = report.routing
-        typer.echo(
-            f"routing acted on {routing['acted']} of {routing['cases']}, kept the right document in {routing['right']}"
-        )
-        for remark in [*report.advice(), *(f"{e['id']} failed: {e['error']}" for e in report.errors)]:
-            typer.echo(f"- {remark}")
-    if pipeline.reranker.stand_in:
-        typer.echo(f"The reranker '{pipeline.reranker.name}' is a stand-in for a cross-encoder.")
+    with _recorded(root, run, no_ledger):
+        if as_json:
+            emit({"run": run.id, "reranker": pipeline.reranker.name, "stand_in": pipeline.reranker.stand_in,
+                   "sets": {name: {"stages": r.rows(), "routing": r.routing, "errors": r.errors, "advice": r.advice(),
+                                   **{what: r.by(what, "reranked", [f"recall@{deepest}", "ndcg@10"]) for what in
+                                      ("query_type", "language", "kind", "half", "document")}}
+                            for name, r in reports.items()}})  # fmt: skip
+            return
+        for name, report in reports.items():
+            columns = [c for c in shown if c in report.rows()[0]]
+            _table(f"{name}: {len(report.answerable)} answerable questions", report.rows(), columns)
+            for what in ("query_type", "language", "kind"):
+                _table(f"{name}, reranked, by {what}", report.by(what, "reranked", [f"recall@{deepest}", "ndcg@10"]))
+            acted, cases, right = (report.routing[k] for k in ("acted", "cases", "right"))
+            typer.echo(f"routing acted on {acted} of {cases}, kept the right document in {right}")
+            for remark in [*report.advice(), *(f"{e['id']} failed: {e['error']}" for e in report.errors)]:
+                typer.echo(f"- {remark}")
+        if pipeline.reranker.stand_in:
+            typer.echo(f"The reranker '{pipeline.reranker.name}' is a stand-in for a cross-encoder.")
 
 
 @evaluate.command()
@@ -184,14 +198,13 @@ def qdoca(
 
     started = time.perf_counter()
     root, config, pipeline = _opened(workspace, param)
-    chosen = _sets(root, config, pipeline, sets or ["expert"], half)
+    chosen = _sets(root, config, pipeline, sets, half)
     judge = make_judge(config, root / "reports" / "judged.jsonl")
     with counted("Q-DOC-A") as step:
         traces = measure_answers(pipeline, chosen, judge, step)
     reports = measure_retrieval(pipeline, chosen, config.evaluate.cutoffs)
     run = entry("qdoca", answer_values(traces), chosen, pipeline, config, judge=judge.name, label=label,
                 workspace=root.name, started=started)  # fmt: skip
-    _record(root, run, no_ledger)
     out = {}
     for name, some in traces.items():
         bad = bad_cases(reports[name], some, pipeline.version, config.rerank.top_m)
@@ -202,16 +215,18 @@ def qdoca(
             "errors": [{"id": t.case.id, "error": t.error} for t in some if t.error],
             "bad_cases": [b.row() for b in bad], "counts": counts(bad),
         }  # fmt: skip
-    if as_json:
-        emit({"run": run.id, "judge": judge.name, "generator": pipeline.generator.name,
-               "stand_ins": _stand_ins(pipeline, judge), "sets": out})  # fmt: skip
-        return
-    for name, found in out.items():
-        for title, what in (("dimensions", "dimensions"), ("refusals", "refusals"), ("bad cases", "counts")):
-            _table(f"{name}: {title}", found[what])
-        typer.echo(f"{name}: wrong-version answers: {len(found['wrong_version'])} {' '.join(found['wrong_version'])}")
-    for what in _stand_ins(pipeline, judge):
-        typer.echo(f"{what} is a stand-in.")
+    with _recorded(root, run, no_ledger):
+        if as_json:
+            emit({"run": run.id, "judge": judge.name, "generator": pipeline.generator.name,
+                   "stand_ins": _stand_ins(pipeline, judge), "sets": out})  # fmt: skip
+            return
+        for name, found in out.items():
+            for title, what in (("dimensions", "dimensions"), ("refusals", "refusals"), ("bad cases", "counts")):
+                _table(f"{name}: {title}", found[what])
+            wrong = found["wrong_version"]
+            typer.echo(f"{name}: wrong-version answers: {len(wrong)} {' '.join(wrong)}")
+        for what in _stand_ins(pipeline, judge):
+            typer.echo(f"{what} is a stand-in.")
 
 
 def _stand_ins(pipeline: Any, judge: Any) -> list[str]:
@@ -249,7 +264,7 @@ def judge(
     shown = [k for k in (rows[0] if rows else ()) if k not in ("verdict", "beside")]
     _table(f"{human.name}: judge '{report.judge}'{' (a stand-in)' if report.stand_in else ''}", rows, shown)
     for row in rows:
-        typer.echo(f"- {row['human']}: " + "; ".join(row[k] for k in ("verdict", "beside") if row.get(k)))
+        typer.echo(f"- {row['human']}: " + " ".join(row[k] for k in ("verdict", "beside") if row.get(k)))
     for name in report.alone:
         typer.echo(f"- {name}: none of our dimensions is about this")
 
@@ -274,7 +289,8 @@ def _judge_expert(workspace: Path | None, param: list[str] | None, as_json: bool
         typer.echo(f"judge '{by.name}'{' (a stand-in)' if by.stand_in else ''}, {half} (n = {one.n}): {one.verdict}")
     rows = [{"people": i, **{str(j): n for j, n in enumerate(row)}} for i, row in enumerate(found["all"].confusion)]
     _table("Confusion (people in rows, the judge in columns)", rows)
-    _table("Disagreements, worst first", list(found["all"].disagreements)[:15])
+    shown = ["id", "half", "human", "judge", "score", "query", "judge_reason"]  # all of it with --json
+    _table("Disagreements, worst first", list(found["all"].disagreements)[:15], shown)
 
 
 @evaluate.command()
@@ -415,7 +431,7 @@ def sweep(
          "answer_score": round(sum(found.answers[m]) / len(found.answers[m]), 4) if m in found.answers else None}
         for i, m in enumerate(facts["top_m"])
     ]  # fmt: skip
-    about = {"corpus": on, "children": facts["children"], "questions": len(facts["queries"]), "half": "tuning"}
+    about = {"corpus": on, "children": facts["children"], "questions": int(tuning.sum()), "half": "tuning"}
     stand_in = f"{facts['reranker']}{' (stand-in)' if facts['stand_in'] else ''}"
     remarks = [f"Top-N {first.value}: {first.reason}", f"Top-M {second.value}: {second.reason}"]
     if out:
@@ -425,7 +441,8 @@ def sweep(
         recommended = {"retrieve.top_n": first.value, "rerank.top_m": second.value}
         emit({**about, "reranker": stand_in, "top_n": by_n, "top_m": by_m, "recommended": recommended, "why": remarks})
         return
-    _table(f"Top-N on {on} ({about['children']:,} children, {about['questions']} questions; {stand_in})", by_n)
+    asked = f"{about['children']:,} children, {about['questions']} questions of the tuning half"
+    _table(f"Top-N on {on} ({asked}; {stand_in})", by_n)
     _table("Top-M (answers: extractive generator and rubric judge, stand-ins)", by_m)
     for remark in remarks:
         typer.echo(f"- {remark}")
@@ -460,9 +477,13 @@ def bench(
 
     resolved = load_config(profile, config, parse_assignments(param or []))
     wanted = [r.strip() for r in routes.split(",") if r.strip()]
-    folders = [f for path in beir for f in _benchmarks(path)]
+    folders = [f for path in beir for f in _benchmarks(path, "spans.jsonl" if spans else "corpus.jsonl")]
+    if runs and (spans or len({f.name for f in folders}) < len(folders)):
+        raise UsageError("--runs takes sets of different names, and no --spans")
+    if runs:
+        runs.mkdir(parents=True, exist_ok=True)  # what can't be written is said before anything is measured
     results: list[dict[str, Any]] = []
-    failed: list[str] = []
+    failed: dict[str, RagbuildError] = {}
     with counted("bench") as step:
         if spans:
             for folder in folders:
@@ -475,9 +496,11 @@ def bench(
                 try:
                     results.append(_apart(measure, folder, resolved, wanted, None, runs))
                 except RagbuildError as error:  # the other sets are measured all the same
-                    failed.append(f"{folder.name}: {error}")
-    for line in failed:
-        typer.echo(f"not measured: {line}", err=True)
+                    failed[folder.name] = error
+    if failed and not results:
+        raise next(iter(failed.values()))
+    for name, error in failed.items():
+        say(f"not measured: {name}: {error}")
     if as_json:
         one = len(results) == 1 and len(folders) == 1
         emit(
@@ -496,17 +519,21 @@ def bench(
 def _apart(work: Callable[..., Any], *arguments: Any) -> Any:
     """In a process of its own, so that memory is measured from the same start for every set."""
     from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
+        try:
+            return pool.submit(work, *arguments).result()
+        except BrokenProcessPool:
+            raise StepFailed("its process was killed; is there enough memory?") from None
 
 
-def _benchmarks(path: Path) -> list[Path]:
-    """The set itself, or the sets in a folder."""
-    if (path / "corpus.jsonl").is_file() or not path.is_dir():
+def _benchmarks(path: Path, file: str) -> list[Path]:
+    """The set itself, or the sets in a folder: those that hold `file`."""
+    if (path / file).is_file() or not path.is_dir():
         return [path]
-    return sorted(p for p in path.iterdir() if (p / "corpus.jsonl").is_file()) or [path]
+    return sorted(p for p in path.iterdir() if (p / file).is_file()) or [path]
 
 
 def corpus(

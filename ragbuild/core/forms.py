@@ -16,6 +16,7 @@ T = TypeVar("T")
 Unit = tuple[str, int, int]
 
 _UNIT = re.compile(rf"(?<=[{HAN}]) (?=[{HAN}])|[{HAN}]|[^\W{HAN}_]+")
+_ES = re.compile(r"(?:ss|x|zz|[cs]h|[bnprt]us|ias)es$")  # takes es in the plural; "cause", "size" take s
 _JOINTS = frozenset("-\u2010\u2011\u2013_/.'\u2019\u00b7&+:")
 
 
@@ -52,7 +53,7 @@ def singular(word: str) -> str:
         return word
     if word.endswith("ies") and len(word) > 4:
         return word[:-3] + "y"
-    return word[:-2] if re.search(r"(?:s|x|z|ch|sh)es$", word) else word[:-1]
+    return word[:-2] if _ES.search(word) and word != "caches" else word[:-1]
 
 
 def plural(word: str) -> str:

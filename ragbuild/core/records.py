@@ -165,16 +165,24 @@ class GroundSpan(Record):
     start: int = Field(ge=0)
     end: int = Field(gt=0)
 
+    @model_validator(mode="after")
+    def _forward(self) -> GroundSpan:
+        if self.end <= self.start:
+            raise ValueError(f"a span ends after it starts, got {self.start} to {self.end}")
+        return self
+
 
 class EvalPair(Record):
     """One generated Q-DOC-Q pair (1 query : N chunks : 1 answer). `gt_doc_ids` are **chunk** ids, in spite of the
     method's name for them, and are derived from `gt_spans` for the chunks at hand when a set is loaded. `also_spans`
-    are other places that hold the same answer: to find one of them is right too."""
+    are other places that hold the same answer, or the same part of it as the ground span whose number `also_of` gives:
+    to find one of them is right too."""
 
     pair_id: Text
     query: Text
     gt_spans: tuple[GroundSpan, ...] = Field(min_length=1)
     also_spans: tuple[GroundSpan, ...] = ()
+    also_of: tuple[int, ...] = ()
     gt_doc_ids: tuple[str, ...] = ()
     gt_pages: tuple[int, ...] = ()
     gt_answer: Text

@@ -91,8 +91,12 @@ def read_json(path: str | Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputRefused(f"{path} is missing; run the step that writes it first") from None
+    except UnicodeDecodeError as error:
+        raise InputRefused(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except ValueError as error:
-        raise InputRefused(f"{path} is not valid JSON ({error}); remove it and run its step again") from error
+        raise InputRefused(
+            f"{path} is not valid JSON ({error}); correct it, or where a step made it, remove it and run that again"
+        ) from error
 
 
 def read_records(path: str | Path, model: type[R]) -> list[R]:
@@ -127,7 +131,7 @@ def iter_records(path: str | Path, model: type[R]) -> Iterator[R]:
 
 def error_fields(error: ValidationError) -> str:
     """What is wrong with a record, field by field, in one line."""
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors())
 
 
 def _plain(data: Any) -> Any:

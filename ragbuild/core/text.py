@@ -63,6 +63,13 @@ def sentences(text: str) -> list[tuple[int, int]]:
     return [s for s in (strip_span(text, a, b) for a, b in spans) if s[1] > s[0]]
 
 
+def row_cells(row: str) -> list[str]:
+    """The cells of a Markdown table's row, without emphasis and line breaks; an empty one at either end is a cell."""
+    row = re.sub("<br ?/?>", " ", row.replace("**", "")).strip().removeprefix("|")
+    row = row if row.endswith("\\|") else row.removesuffix("|")
+    return [" ".join(cell.replace("\\|", "|").split()) for cell in re.split(r"(?<!\\)\|", row)]
+
+
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """The span without white space at either end (empty when nothing is left)."""
     while start < end and text[start].isspace():

@@ -415,6 +415,9 @@ def _local_kernels(folder: str) -> type:
             await super()._async_post_start_kernel(**settings)
             type(self).pid = getattr(self.provisioner, "pid", None)
 
+        async def _async_interrupt_kernel(self) -> None:
+            """Nothing: it is idle when it is shut down, and would report the interrupt as an error."""
+
     return LocalKernelManager
 
 

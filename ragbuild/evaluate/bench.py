@@ -138,6 +138,9 @@ def bench(
     if not queries:
         raise InputRefused(f"{folder}: no query of queries.jsonl is judged in its qrels; do their ids agree?")
     truths = [qrels[query] for query in queries]
+    relevant = [i for truth in truths for i, grade in truth.items() if grade > 0]
+    if not set(relevant) & set(corpus):
+        raise InputRefused(f"{folder}: its qrels hold no relevant document of corpus.jsonl; do their ids agree?")
     routes = [route for route in ROUTES if route in routes]
     encodes = bool({"dense", "rerank"} & set(routes)) or ("hybrid" in routes and "dense" in config.retrieve.routes)
     embedder = embedder_for((text for _, text in corpus.values()), config) if encodes else None
@@ -170,7 +173,7 @@ def bench(
         "queries": len(queries),
         "unjudged": len(asked) - len(queries),
         "unmeasured": mean(values[routes[0]][METRICS[0]]).unmeasured,  # judged, but nothing is relevant
-        "relevant_not_in_corpus": sum(g > 0 and i not in corpus for truth in truths for i, g in truth.items()),
+        "relevant_not_in_corpus": sum(i not in corpus for i in relevant),
         "embedder": embedder.name if embedder else None,
         "reranker": reranker.name if reranker else None,
         "stand_in": bool(reranker and reranker.stand_in),
@@ -279,6 +282,9 @@ def print_bench(results: Sequence[Mapping[str, Any]]) -> Table:
         memory = f"{r['memory_mb']:.0f} MiB"
         table.add_row("", "queries/s", *("" if s is None else f"{s:,.0f}" for s in speed), memory, end_section=True)
     notes = [f"{r['set']}: {r['advice']['text']}" for r in results]
+    notes += [f"{r['set']}: {r['unmeasured']} queries have no relevant document" for r in results if r["unmeasured"]]
+    absent = [(r["set"], r["relevant_not_in_corpus"]) for r in results if r["relevant_not_in_corpus"]]
+    notes += [f"{name}: {n} relevant documents are not in its corpus and count as misses" for name, n in absent]
     if any(r["stand_in"] for r in results):
         notes.append(f"The reranker '{results[0]['reranker']}' is a stand-in for a cross-encoder.")
     table.caption, table.caption_justify = escape("\n".join(notes)), "left"

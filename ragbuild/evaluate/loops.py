@@ -89,9 +89,8 @@ def record_round(
         raise UsageError("loop 2 takes Q-DOC-A runs ('ragbuild eval qdoca')")
     fields = {"prompt_version": version, "entry_id": after.id, "metric": metric}
     if before is None:
-        figure = after.metrics.get(metric)
-        score = figure.value if figure else None
-        new = PromptRound(**fields, score=score, kept=True, reason="the first of a series")
+        regression(after, after, metric)  # raises when it was not measured
+        new = PromptRound(**fields, score=after.metrics[metric].value, kept=True, reason="the first of a series")
     else:
         moved = regression(before, after, metric)
         found = compare(before, after, 100, 0, metric)

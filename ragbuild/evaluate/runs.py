@@ -76,10 +76,10 @@ def _mapped(chunks: ChunkMap, workspace: Path, expert: Path | None, wanted: Sequ
             continue
         if path is None or not path.is_file():
             raise InputRefused(
-                f"no {name} eval set at {path}: 'generated' is made by notebook 06, 'expert' is expert_eval_set.json "
-                "beside the corpus, anything else is a file"
+                f"no {name} eval set{f' at {path}' if path else ''}: 'generated' is made by notebook 06, 'expert' is "
+                "expert_eval_set.json beside the corpus, anything else is a file"
             )
-        by_people = name == "expert" or (name != "generated" and '"case_id"' in path.read_text(encoding="utf-8"))
+        by_people = name == "expert" or (name != "generated" and b'"case_id"' in path.read_bytes())
         cases, lost = (
             (expert_cases(load_expert(path), chunks), []) if by_people else pair_cases(load_pairs(path), chunks)
         )

@@ -133,8 +133,11 @@ def score_chunkers(
 
     Raises InputRefused for a malformed set, which names file and line.
     """
-    documents, asked = read_rows(folder / "full_documents.jsonl"), read_rows(folder / "queries.jsonl")
-    excerpts = read_excerpts(folder / "spans.jsonl", documents)
+    files = [folder / f"{name}.jsonl" for name in ("full_documents", "queries", "spans")]
+    if missing := [f.name for f in files if not f.is_file()]:
+        raise InputRefused(f"{folder} lacks {', '.join(missing)}, with which chunkers are scored by spans")
+    documents, asked = read_rows(files[0]), read_rows(files[1])
+    excerpts = read_excerpts(files[2], documents)
     queries = [query for query in asked if query in excerpts]
     if not queries:
         raise InputRefused(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ragbuild.core.config import TuneConfig
-from ragbuild.core.errors import UsageError
+from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Candidate, Document, Hit
 from ragbuild.core.store import sha256
 from ragbuild.evaluate.answers import judged_of
@@ -41,11 +41,11 @@ def compute_sweep(
     """Search every answerable case (at most ``tune.max_questions``, chosen by a hash of their ids) once with each
     filter, and measure what the rerank stage takes and what the extractive generator answers.
 
-    Raises UsageError when no case can be answered from this index.
+    Raises InputRefused when no case can be answered from this index.
     """
     asked = sorted(answerable(cases), key=lambda c: sha256(c.id))[: tune.max_questions]
     if not asked:
-        raise UsageError("no question has its answer in this index; give an eval set for this corpus to tune on")
+        raise InputRefused("no question has its answer in this index; give an eval set for this corpus to tune on")
     version, config = pipeline.version, pipeline.config
     depth = max(*tune.top_n, config.retrieve.top_n)
     documents = {d.key: d for d in version.documents}

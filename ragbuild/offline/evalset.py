@@ -188,7 +188,7 @@ def pair_cases(pairs: Sequence[EvalPair], chunks: ChunkMap) -> tuple[list[EvalCa
                 id=pair.pair_id, query=pair.query, language=pair.language, query_type=pair.query_type,
                 kind=pair.gen_source, source="generated", half="tuning" if "tuning" in halves else "test",
                 documents=keys, pages=pair.gt_pages, answer=pair.gt_answer, keywords=pair.gt_keywords,
-                **_found(groups, chunks, _groups(pair.also_spans, chunks)),
+                **_found(pair.gt_spans, chunks, pair.also_spans, pair.also_of),
             )
         )  # fmt: skip
     return out, lost
@@ -221,7 +221,7 @@ def expert_cases(cases: Sequence[ExpertCase], chunks: ChunkMap) -> list[EvalCase
                 pages=tuple(p for ref in case.ground for p in ref.pages), answer=case.reference_answer,
                 keywords=case.gt_keywords, wrong_keywords=case.wrong_keywords,
                 evaluation_point=case.evaluation_point,
-                **_found(_groups(spans, chunks), chunks, _groups(others, chunks)),
+                **_found(spans, chunks, others),
             )
         )  # fmt: skip
     if bad:
@@ -234,14 +234,18 @@ def _groups(spans: Iterable[GroundSpan], chunks: ChunkMap) -> list[tuple[str, ..
 
 
 def _found(
-    groups: Sequence[tuple[str, ...]], chunks: ChunkMap, others: Sequence[tuple[str, ...]] = ()
+    spans: Sequence[GroundSpan], chunks: ChunkMap, also: Sequence[GroundSpan], of: Sequence[int] = ()
 ) -> dict[str, tuple]:
-    """Groups of children and of their parents, without repeats. With one group, other places that hold the same are
-    alternatives of it; with several it is not known of which, and they only count as right documents."""
-    distinct = list(dict.fromkeys(groups))
+    """Groups of children and of their parents, without repeats. Another place that holds the same is an alternative of
+    its group: of that of the span which `of` names, or of the only one. Else it only counts as a right document."""
+    groups = [chunks.holding(span) for span in spans]
+    for other, n in zip(also, of, strict=False):
+        if len(groups[n]) == 1:
+            groups[n] = [tuple(i for group in (*groups[n], *chunks.holding(other)) for i in group)]
+    distinct = list(dict.fromkeys(tuple(dict.fromkeys(group)) for some in groups for group in some))
     distinct = [g for g in distinct if not any(set(other) < set(g) for other in distinct)]  # whoever has `other` has g
-    if len(distinct) == 1:
-        distinct = [tuple(dict.fromkeys(i for group in (*distinct, *others) for i in group))]
+    if len(distinct) == 1 and not of:
+        distinct = [tuple(dict.fromkeys(i for group in (*distinct, *_groups(also, chunks)) for i in group))]
     parents = dict.fromkeys(tuple(dict.fromkeys(chunks.parent_of[i] for i in group)) for group in distinct)
     return {"groups": tuple(distinct), "parent_groups": tuple(parents)}
 

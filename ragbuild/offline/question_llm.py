@@ -37,7 +37,7 @@ class _Question(BaseModel):
 
 
 class _Questions(BaseModel):
-    questions: list[_Question] = []
+    questions: list[_Question]  # no default: an object inside of a broken reply would pass for one without questions
 
 
 class LLMQuestionGenerator:

@@ -15,7 +15,7 @@ from ragbuild.core.forms import form_key, singular, typo_distance
 from ragbuild.core.records import Chunk, GroundSpan, QueryType, TermEntry
 from ragbuild.core.store import sha256
 from ragbuild.core.text import HAN
-from ragbuild.offline.general_words import GENERAL
+from ragbuild.offline.general_words import GENERAL, TOO_WIDE
 from ragbuild.offline.question_facts import Fact, FactFinder
 from ragbuild.offline.question_text import AMOUNT, CODE, clean_heading, frames, keywords, plural, tidy
 
@@ -23,8 +23,9 @@ _HAN = re.compile(f"[{HAN}]")
 _VERSION = re.compile(r"\Av?(\d+(?:\.\d+){1,2})\Z", re.I)
 _WH = re.compile(r"(?:which|what|how|why|when|who)\b", re.I)
 _NAMED = re.compile(r"\b[a-z]+[A-Z_]\w+|\b\w+[_/]\w+|\b[A-Za-z]+-\d\w*|\b(?!GB|MB|KB|TB|LED)[A-Z]{2,}\d*\b")
-_CORE = ("key", "col", "s", "do", "topic", "question", "entity")  # what a question is about, without its frame
-_LOOSE = ("steps", "asked", "cause", "remedy", "case_cause", "case_remedy", "case_verify")  # about a whole section
+_OF = ("column", "entity", "version", "version_default")  # kinds that ask for the `col` of a `key`
+_CORE = ("key", "col", "s", "do", "topic", "question")  # what a question is about, without its frame
+_LOOSE = ("steps", "all_rows", "asked", "cause", "remedy", "case_cause", "case_remedy")  # about a whole section
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,18 @@ class RuleGenerator:
         out = []
         for fact in self._find(parent):
             start, end = parent.span[0] + fact.start, parent.span[0] + fact.end
-            if fact.kind != "all_rows" or not any(c.span[0] <= start and end <= c.span[1] for c in children):
-                number = stable(self._seed, parent.doc_key, start, fact.kind)
-                if framed := self._question(parent, fact, number):
-                    plain = self._in_context(parent, *framed, fact)
-                    query = plain if fact.kind == "stands_for" else self._other_words(plain, number)
-                    answer = fact.answer or parent.content[fact.start : fact.end].strip()
-                    words = (fact.slots["v"],) if fact.slots.get("v") else keywords(answer, self._find.terms)
-                    words = tuple(w for w in words if w.lower() not in plain.lower()) or words  # what is not said yet
-                    span = GroundSpan(doc_key=parent.doc_key, start=start, end=end)
-                    kind, about = fact.kind, fact.slots.get("key", "")
-                    out.append(Draft(query, answer, fact.type, (span,), words, parent.language, plain, kind, about))
+            if fact.kind == "all_rows" and any(c.span[0] <= start and end <= c.span[1] for c in children):
+                continue
+            number = stable(self._seed, parent.doc_key, start, fact.kind)
+            framed = self._question(parent, fact, number)
+            if plain := framed and self._in_context(parent, *framed, fact):
+                query = self._other_words(plain, number)
+                answer = fact.answer or parent.content[fact.start : fact.end].strip()
+                words = (fact.slots["v"],) if fact.slots.get("v") else keywords(answer, self._find.terms)
+                words = tuple(w for w in words if w.lower() not in plain.lower()) or words  # what is not said yet
+                spans = (GroundSpan(doc_key=parent.doc_key, start=start, end=end),)
+                about = fact.slots.get("key", "")
+                out.append(Draft(query, answer, fact.type, spans, words, parent.language, plain, fact.kind, about))
         return out
 
     # Frames -----------------------------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ class RuleGenerator:
         """(the question, what it is about), or None where no frame fits."""
         words, slots, kind, zh = frames()[parent.language], dict(fact.slots), fact.kind, parent.language == "zh"
         if kind == "all_rows":
-            slots["topic"] = topic = clean_heading((parent.section or parent.chapter).split(" > ")[-1])
+            slots["topic"] = topic = clean_heading(_leaf(parent))
             if _WH.match(topic) or not (re.search(words["lists"], topic) if zh else plural(topic)):
                 return None
         if kind == "steps":
@@ -91,10 +93,9 @@ class RuleGenerator:
                 return None
         if kind in ("cause", "remedy"):
             slots["key"] = _trouble(slots["key"], number, zh)
-        product = kind == "column" and any(e.kind == "product" for *_, e in self._find.terms.find(slots["key"]))
-        core = ("value", "head") if kind.startswith("which") else ("col",) if product else _CORE
-        said = [slots.get(name, "") for name in core] + [fact.slots.get("topic", "") if not zh else ""]
-        about = " ".join(filter(None, dict.fromkeys(said)))
+        named = kind == "column" and any(e.kind == "product" for *_, e in self._find.terms.find(slots["key"]))
+        said = [slots.get(name, "") for name in (("col",) if named else _CORE)]
+        about = " ".join(filter(None, dict.fromkeys([*said, "" if zh else fact.slots.get("topic", "")])))
         slots["what"] = "多少" if AMOUNT.fullmatch(slots.get("value", "")) else "什么"
         slots = slots if zh else self._english(slots, kind)
         choice = [slots["pattern"]] if "pattern" in slots else words["frames"].get(kind, ["{question}"])
@@ -107,12 +108,10 @@ class RuleGenerator:
             out[f"{name}_bare"] = bare = self._lower(out.get(name, ""))
             out[name.capitalize()] = bare[:1].upper() + bare[1:]
             out[name] = bare if name == "topic" else self._the(bare)
-        out["is"] = "are" if plural(out["col_bare" if kind == "column" else "key_bare"]) else "is"
+        out["is"] = "are" if plural(out["col_bare" if kind in _OF else "key_bare"]) else "is"
         if verb := out.get("verb", ""):
-            out["base"] = "have" if verb == "has" else verb[:-1] if re.search("[^s]ses$", verb) else singular(verb)
+            out["base"] = "have" if verb == "has" else singular(verb)
         out["do"] = out.get("do") or ("do" if plural(out["s_bare"] or out["key_bare"]) else "does")
-        if out.get("entity", "")[:1].isdigit():
-            out["entity"] = f"version {out['entity']}"
         return out
 
     def _lower(self, text: str) -> str:
@@ -134,16 +133,16 @@ class RuleGenerator:
 
     # Context ----------------------------------------------------------------------------------------------------------
 
-    def clear(self, text: str, strict: bool = False) -> bool:
-        """Does it hold a term, a code, a name or enough words of its own to say what it is about? `strict`: a short
-        term is not enough."""
+    def clear(self, text: str, strict: bool = False, least: int = 2) -> bool:
+        """Does it hold a term, a code, a name or at least so many words of its own to say what it is about? `strict`: a
+        short term is not enough, and one word more is needed."""
         for start, end, entry in self._find.terms.find(text):
             form = text[start:end]
             tells = " " in form or (len(form) > 3 and not form.isascii() and (entry.tag or not strict))
             if form.lower() not in GENERAL and (tells or (not strict and (entry.kind != "term" or entry.tag))):
                 return True
-        own = {w for w in re.findall("[a-z]{4,}", text.lower()) if w not in GENERAL}
-        many = len(own) > 1 + strict or (len(_HAN.findall(text)) > 5 and not strict)
+        own = set(re.findall("[a-z]{4,}", text.lower())) - GENERAL - TOO_WIDE - set(frames()["en"]["process"].split())
+        many = len(own) >= least + strict or (len(_HAN.findall(text)) >= 2 * least + 2 and not strict)
         return bool(many or CODE.search(text) or _NAMED.search(text))
 
     def terms(self, text: str) -> set[str]:
@@ -152,35 +151,43 @@ class RuleGenerator:
         return {e.standard_term for e, form in found if e.tag or e.kind != "term" or " " in form}
 
     def _in_context(self, parent: Chunk, question: str, about: str, fact: Fact) -> str:
-        """Name the version or model where the document has its own, and the topic where the question is not clear."""
-        if fact.kind == "stands_for":
-            return question
-        row = fact.slots.get("row")  # a case of the section's trouble: says nothing without it
-        clear = fact.kind == "all_rows" or (not row and self.clear(about, fact.kind not in _LOOSE))
-        topic = "" if clear else self._topic(parent, about)
+        """Name the version or model where the document has its own, and the topic where the question is not clear;
+        nothing where no heading makes it clear."""
+        zh, loose, label = parent.language == "zh", fact.kind in _LOOSE, self.label(parent, question)
+        if "row" in fact.slots or fact.kind == "asked":  # a case of the section's trouble, a question of the document
+            said = fact.slots.get("key") or question
+            clear = len(said.split()) + len(_HAN.findall(said)) / 2 > 5
+        else:
+            clear = self.clear(about, not loose, 1 if label and loose else 2)
+        topic = "" if clear else self._topic(parent, about, whole=loose)
+        if not clear and not topic:
+            return ""
         label = self.label(parent, f"{question} {topic}")
         models = any(m in label for m in parent.product_model)
-        if parent.language == "zh":
+        if zh:
             joint = "：" if topic else ("上，" if models else "中，") if label else ""
             return tidy(f"{' '.join(filter(None, (label, topic)))}{joint}{question}")
         if topic:
-            lead = f"{label}, {self._lower(topic)}" if label else topic
-            return tidy(f"{lead}{',' if row else ':'} {self._lower(question)}")
+            return tidy(f"{f'{label}, {self._lower(topic)}' if label else topic}: {self._lower(question)}")
         return f"{'On the' if models else 'In'} {label}, {self._lower(question)}" if label else question
 
-    def _topic(self, parent: Chunk, about: str) -> str:
-        """The heading that makes it clear: the section's, with the chapter or the title before it where need be."""
-        zh, title = parent.language == "zh", parent.breadcrumb.split(" > ")[0].split(": ")[0]
-        leaf, chapter = (clean_heading(h) for h in (parent.section.split(" > ")[-1] or parent.chapter, parent.chapter))
-        lead, _, rest = leaf.partition(": ")
-        leaf = rest if lead.lower() in frames()[parent.language]["roles"]["remedy"] else _trouble(leaf, 1, zh)
-        leaf = "" if leaf[-1:] in "?？" or leaf in about or about in leaf else leaf
-        leaf, chapter = (
-            "" if set(re.findall(r"\w+", h.lower())) <= GENERAL or _WH.match(h) else h for h in (leaf, chapter)
+    def _topic(self, parent: Chunk, about: str, whole: bool) -> str:
+        """The heading that makes it clear: the section's, with the chapter or the title before it where need be.
+        `whole`: the question is about a whole section, whose heading another may only repeat."""
+        zh, joint = parent.language == "zh", "，" if parent.language == "zh" else ", "
+        title, chapter, leaf = (
+            clean_heading(h) for h in (parent.breadcrumb.split(" > ")[0].split(": ")[0], parent.chapter, _leaf(parent))
         )
-        above = [h for h in ("", chapter, title) if not h or h != leaf]
-        options = [o for h in above if (o := ("，" if zh else ", ").join(filter(None, (h, leaf)))) and o not in about]
-        return next((o for o in options if self.clear(f"{o} {about}")), options[-1] if options else "")
+        wide, heads = GENERAL | TOO_WIDE, []
+        for h in (title, chapter, _trouble(leaf, 1, zh)):
+            repeats = h in about or (whole and about.lower() in h.lower())
+            wide_only = set(re.findall(r"\w+", h.lower())) <= wide
+            heads.append("" if h[-1:] in "?？" or repeats or wide_only or _WH.match(h) else h.split(": ")[-1])
+        title, chapter, leaf = heads
+        options = [
+            joint.join(filter(None, (h, leaf))) for h in dict.fromkeys(("", chapter, title)) if h != leaf or not h
+        ]
+        return next((o for o in options if o and self.clear(f"{o} {about}")), "")
 
     def label(self, parent: Chunk, text: str) -> str:
         """Version of a document that is no longer the current one; model of a document about one model or two."""
@@ -202,7 +209,7 @@ class RuleGenerator:
             last = (question[:start].lower().split() or [""])[-1].strip("(,:")
             options = [f for f in entry.forms if _fits(question[start:end], f, entry, question)]
             options = [f for f in options if f.lower().split()[0] != last and not self._narrower(f, entry)]
-            if options:
+            if options and not re.match(" [A-Z]", question[end:]):  # else a part of a name
                 other = options[(number >> 4) % len(options)]
                 long = other in entry.formal and other != entry.abbreviation
                 out += [question[at:start], other.lower() if long else other]
@@ -215,24 +222,26 @@ class RuleGenerator:
         return form in entry.colloquial and any(e.kind != "term" or e.abbreviation for e in others)
 
 
+def _leaf(parent: Chunk) -> str:
+    return parent.section.split(" > ")[-1] or parent.chapter
+
+
 def _fits(form: str, other: str, entry: TermEntry, question: str) -> bool:
     """May `other` stand for `form` here: an abbreviation, its long form, or a colloquial form of the same build?"""
-    han, key = bool(_HAN.search(form)), form_key(other)
+    han, key, latin = bool(_HAN.search(form)), form_key(other), not _HAN.search(other)
     if key in form_key(question) or form_key(form) in key or re.search(r"\d|[(（]", form + other):
         return False
-    if entry.kind not in ("term", "protocol"):
-        return False
-    if other == entry.abbreviation:
-        return len(other) > 1
-    if other in entry.formal:  # the long form of an abbreviation, in the question's language
-        short = form == entry.abbreviation and entry.kind == "term" and len(form) > 2
-        return short and len(other.split()) < 4 and bool(_HAN.search(other)) == bool(_HAN.search(question))
-    if form == entry.abbreviation or han != bool(_HAN.search(other)):
+    if entry.kind not in ("term", "protocol") or other == entry.abbreviation:
+        return entry.kind in ("term", "protocol") and len(other) > 1
+    if form == entry.abbreviation:  # its long form, in the question's language
+        fits = other in entry.formal and len(form) > 2 and len(other.split()) < 4
+        return fits and entry.kind == "term" and latin == (not _HAN.search(question))
+    if other in entry.formal or han == latin:
         return False
     if han:
         alike = form[:2] == other[:2] or form[-2:] == other[-2:] or (form[0], form[-1]) == (other[0], other[-1])
-        wrong = len(form) == len(other) > 3 and sum(a != b for a, b in zip(form, other, strict=True)) == 1
-        return alike and not wrong and not re.search("[了几不最多会A-Za-z]|怎么|什么", form + other)
+        typo = len(form) == len(other) > 3 and sum(a != b for a, b in zip(form, other, strict=True)) == 1
+        return alike and not typo and not re.search("[了几不最多会A-Za-z]|怎么|什么", form + other)
     mine, theirs = form.lower().split(), other.lower().split()
     alike = singular(mine[-1]) == singular(theirs[-1]) or (mine[0] == theirs[0] and len(mine) == len(theirs) == 2)
     odd = theirs[0] in frames()["en"]["verbs"].split() or theirs[-1].endswith(("ed", "out")) or "this" in theirs
@@ -278,13 +287,14 @@ def _trouble(heading: str, number: int, zh: bool) -> str:
 
 def join_questions(first: str, second: str, language: str) -> str:
     """Two plain questions as one text, or nothing where that would not read well."""
+    lead = re.match("[^，]{2,16}[上中]，" if language == "zh" else r"(?:On|For|In) [^,]+, ", first)
+    rest = second.removeprefix(lead.group()) if lead else second
     if language == "zh":
         plain = all(q.count("？") == 1 and "：" not in q for q in (first, second))
-        lead = re.match("[^，]{2,16}[上中]，", first)
-        second = second.removeprefix(lead.group()) if lead else second
-        return f"{first}另外，{re.sub('^(?:请问|想确认一下，)', '', second).strip()}" if plain else ""
-    plain = all(re.fullmatch(r"(?:What|How|Which|Why|After how) [^:.]+\?", q) for q in (first, second))
-    return f"{first[:-1]}, and {second[0].lower()}{second[1:]}" if plain else ""
+        return f"{first}另外，{re.sub('^请问', '', rest).strip()}" if plain else ""
+    asked = re.compile(r"(?:(?:On|For) the [^:.,]+, )?(?:what|how|which|why|after how) [^:.]+\?", re.I)
+    plain = all(asked.fullmatch(q) for q in (first, second))
+    return f"{first[:-1]}, and {rest[0].lower()}{rest[1:]}" if plain else ""
 
 
 def ask_more(first: str, kind: str, language: str) -> str:

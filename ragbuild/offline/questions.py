@@ -28,17 +28,19 @@ _UNSEEN = re.compile(
     r"\b(?:this|these|the (?:following|above|preceding|previous)|above|below) (?:section|table|chapter|figure|step|list"
     r"|page|document|example|paragraph|rule)s?\b|\b(?:table|figure|section|list|steps?) (?:above|below)\b"
     r"|\b(?:section|chapter|figure|table|page) \d|\b(?:as|see) (?:shown |described |mentioned )?(?:above|below)\b"
-    r"|[上下][表图文]|如[上下]|[上下前后]述|本[章节表文例页]|第\s?\d+\s?[章节步页]|见 ?\d",
+    r"|(?<![上线网])[上下][表图文](?![件档本])|如[上下](?=[所图表文述，：]|$)|[上下前后]述|(?<![版样文脚])本[章节表文例页]"
+    r"|第\s?\d+\s?[章节步页]|(?<!常)见 ?\d",
     re.I,
 )
 _POINTING = re.compile(
     r"\A(?:it|this|that|they|these|those|he|she)\b|\A[^.:,]*\b(?:do|does|did|is|are|was|can|must|should|may|will) "
-    r"(?:it|this|they|these|those)\b|\A[^。：，]*(?:它|该(?![怎如做用在由选不找注])|此(?![外时])|其(?![他它中余]))",
+    r"(?:it|this|they|these|those)\b|\A[^。：，]*(?:它|(?<!应)该(?![怎如做用在由选不找注])|(?<![因如彼])此(?![外时])"
+    r"|(?<![尤与])其(?![他它中余实]))",
     re.I,
 )
 SAME_PLACE = 0.8  # share of a question's other words that a chunk with its key facts holds to be a place of its answer
+PLAIN = {"value", "entity", "use", "sentence", "steps"}  # may be asked with another
 SEVERAL = 0.15  # share of questions that need several chunks, as far as there are any
-MOST = {"stands_for": 0.04, "which_meaning": 0.04, "which_use": 0.06}  # share that one kind of fact may have
 
 
 class QuestionGenerator(Protocol):
@@ -51,8 +53,8 @@ class QuestionGenerator(Protocol):
 
 @dataclass(frozen=True)
 class EvalSetResult:
-    """The pairs, and what became of all drafts: counts, `refused` by reason with `examples`, `overlap` of each pair
-    (share of the question's words that stand in its chunks) and `overlap_before` terms were exchanged."""
+    """The pairs, and what became of all drafts: counts, `refused` by reason with `examples`, and the `overlap` of each
+    pair (share of the question's words that stand in its chunks)."""
 
     pairs: list[EvalPair]
     report: dict[str, Any]
@@ -68,6 +70,7 @@ class _Item:
     words: frozenset[str]
     facts: frozenset[str]
     also: tuple[GroundSpan, ...] = ()
+    of: tuple[int, ...] = ()  # which of the draft's spans each stands for, where there are several
 
 
 def make_eval_set(
@@ -77,22 +80,16 @@ def make_eval_set(
     seed: int,
     embed: Callable[[list[str]], np.ndarray],
     generator: QuestionGenerator,
-    progress: Callable[[int, int], None] | None = None,
 ) -> EvalSetResult:
     """Generate, check, merge and choose at most `config.max_pairs` pairs; the same for the same input and seed.
-
-    `embed` gives unit vectors (n, dim); `progress` is called with sections done and in all.
-    """
+    `embed` gives unit vectors (n, dim)."""
     maker = _Maker(list(chunks), entries, config, seed, embed)
     sections = maker.sections()
     drafts, passed = 0, []
-    for n, parent in enumerate(sections, 1):
-        for draft in generator(parent, maker.of[parent.chunk_id]):
-            drafts += 1
-            if item := maker.checked(draft, parent):
-                passed.append(item)
-        if progress:
-            progress(n, len(sections))
+    for parent in sections:
+        found = generator(parent, maker.of[parent.chunk_id])
+        drafts += len(found)
+        passed += filter(None, (maker.checked(draft, parent) for draft in found))
         if len(passed) > 6 * config.max_pairs:
             break  # enough to choose from
     single = maker.unlike(maker.distinct(passed))
@@ -104,9 +101,7 @@ def make_eval_set(
         "generator": generator.name, "sections": len(sections), "drafts": drafts, "accepted": len(single),
         "pairs": len(pairs), "with_other_places": sum(bool(p.also_spans) for p in pairs),
         "refused": dict(maker.refused.most_common()), "examples": dict(maker.examples),
-        "overlap": [maker.overlap(item, item.draft.query) for item in chosen],
-        "overlap_before": [maker.overlap(item, item.draft.plain) for item in chosen],
-        **getattr(generator, "counts", {}),
+        "overlap": [round(maker.overlap(item), 4) for item in chosen], **getattr(generator, "counts", {}),
     }  # fmt: skip
     return EvalSetResult(pairs, report)
 
@@ -135,10 +130,9 @@ class _Maker:
         self.refused[reason] += 1
         self.examples[reason] += [query] if len(self.examples[reason]) < 3 else []
 
-    def overlap(self, item: _Item, question: str) -> float:
-        words = item.words if question == item.draft.query else frozenset(self.tokenizer(question))
+    def overlap(self, item: _Item) -> float:
         held = frozenset().union(*(self.words[i] for i in item.children))
-        return round(len(words & held) / max(1, len(words)), 4)
+        return len(item.words & held) / max(1, len(item.words))
 
     def order(self, item: _Item) -> tuple[int, str]:
         return stable(self.seed, item.draft.spans, item.draft.kind), item.draft.query
@@ -156,15 +150,17 @@ class _Maker:
 
     def checked(self, draft: Draft, parent: Chunk) -> _Item | None:
         children = tuple(dict.fromkeys(g[0] for span in draft.spans for g in self.map.holding(span)))
-        if fault := self._fault(draft, bare(parent.content), children):
+        spans = [self.children[i].span for i in children]
+        first, end = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
+        if fault := self._fault(draft, bare(parent.content[first - parent.span[0] : end - parent.span[0]])):
             return self.refuse(fault, draft.query)
         words, facts = self.tokenizer(draft.query), self.tokenizer(" ".join(draft.keywords))
         if not facts:
             return self.refuse("no key fact in the answer", draft.query)
         return _Item(draft, parent, children, frozenset(words), frozenset(facts))
 
-    def _fault(self, draft: Draft, text: str, children: Sequence[str]) -> str:
-        """Why a draft is refused, or nothing."""
+    def _fault(self, draft: Draft, text: str) -> str:
+        """Why a draft is refused, or nothing. `text`: of its chunks, to compare by."""
         query, said = draft.query, bare(draft.query)
         size = len(query.split()) if language_of(query) == "en" else len(query) / 2
         faults = {
@@ -172,57 +168,51 @@ class _Maker:
             "other language than its document": language_of(query) != draft.language,
             "needs a context nobody sees": _UNSEEN.search(query),
             "points at something outside": _POINTING.search(query),
-            "answer not in its chunks": not children or not all(bare(a) in text for a in draft.answer.split("\n")),
+            "answer not in its chunks": not text or not all(bare(a) in text for a in draft.answer.split("\n")),
             "too short or too long": not 3 <= size <= 45 or len(draft.answer) > 3000,
             "not understandable alone": not self.rules.clear(query),
-            "copied from its chunk": said.rstrip("?？") in text,
+            "copied from its chunk": bare(re.split("[:：]", query)[-1]).rstrip("?？") in text,
+            "its answer goes on": draft.answer.endswith((":", "：")),
             "no key fact in the answer": not draft.keywords or not all(bare(k) in text for k in draft.keywords),
             "gives its answer away": all(bare(k) in said for k in draft.keywords),
         }
         return next((reason for reason, found in faults.items() if found), "")
 
     def distinct(self, items: Sequence[_Item]) -> list[_Item]:
-        """One question for each passage and type, none asked twice; what has different answers goes, all of it."""
+        """One question for each passage and type, none asked twice; what has different answers goes, all of it. What an
+        error code means, causes or needs is one question, wherever it is answered: the longest answer stays. The other
+        places are noted with it."""
         places: dict[tuple, _Item] = {}
         for item in sorted(items, key=self.order):
             if places.setdefault((item.draft.spans, item.draft.query_type), item) is not item:
                 self.refuse("a second question of its type about its passage", item.draft.query)
-        same: dict[tuple, list[_Item]] = defaultdict(list)
-        for item in self._by_code(list(places.values())):
-            same[item.draft.language, item.words].append(item)
+        groups: dict[tuple, list[_Item]] = defaultdict(list)
+        for item in places.values():
+            codes = frozenset(CODE.findall(item.draft.about))
+            groups[(codes, _kind(item), item.parent.status) if codes else (item.draft.language, item.words)].append(
+                item
+            )
         out = []
-        for first, *more in same.values():
-            agree = all(i.facts <= first.facts or first.facts <= i.facts for i in more)
-            for item in more if agree else [first, *more]:
-                self.refuse("asked twice" if agree else "asked with different answers", item.draft.query)
-            if agree and (kept := self._elsewhere(first)):
-                out.append(kept)
-        return out
-
-    def _by_code(self, items: Sequence[_Item]) -> list[_Item]:
-        """What an error code means, causes or needs, and what an abbreviation stands for, is one question, wherever it
-        is answered: the longest answer stays, the other places are noted with it."""
-        groups: dict[Any, list[_Item]] = defaultdict(list)
-        for item in items:
-            short = item.draft.kind == "stands_for"
-            codes = frozenset([item.draft.about] if short else CODE.findall(item.draft.about))
-            groups[(codes, _kind(item), item.parent.status) if codes else item.draft].append(item)
-        out = []
-        for rows in groups.values():
-            rows.sort(key=lambda i: (-len(i.draft.answer), self.order(i)))
+        for key, rows in groups.items():
+            coded = len(key) == 3
+            rows.sort(key=lambda i: (-len(i.draft.answer) * coded, self.order(i)))
             for language in dict.fromkeys(i.draft.language for i in rows):
                 first, *more = [i for i in rows if i.draft.language == language]
-                out.append(replace(first, also=tuple(s for i in rows if i is not first for s in i.draft.spans)))
-                for item in more:
-                    self.refuse("asked in other words elsewhere", item.draft.query)
+                agree = coded or all(i.facts <= first.facts or first.facts <= i.facts for i in more)
+                for item in more if agree else [first, *more]:
+                    self.refuse("asked twice" if agree else "asked with different answers", item.draft.query)
+                also = tuple(s for i in rows if i is not first for s in i.draft.spans)
+                if agree and (kept := self._elsewhere(replace(first, also=also))):
+                    out.append(kept)
         return out
 
     def _elsewhere(self, item: _Item) -> _Item | None:
         """Note the other places of the answer: chunks in force with its key facts and nearly all of the question."""
         own = frozenset().union(*(self.words[i] for i in item.children))
         rest, also = (item.words & own) - item.facts, list(item.also)
+        known = {i for span in also for group in self.map.holding(span) for i in group}.union(item.children)
         found = set.intersection(*(self.holders.get(w, set()) for w in item.facts))
-        for child in (self.children[i] for i in sorted(found - set(item.children))):
+        for child in (self.children[i] for i in sorted(found - known)):
             label = self.rules.label(child, "")
             right = child.status == item.parent.status or (label and label in item.draft.query)
             held = len(rest & self.words[child.chunk_id]) >= SAME_PLACE * len(rest)
@@ -250,47 +240,34 @@ class _Maker:
     # Several chunks, choice -------------------------------------------------------------------------------------------
 
     def joined(self, items: Sequence[_Item]) -> list[_Item]:
-        """Two questions in one that only two chunks answer: of one thing in a section, or about one term in two
-        documents in force; the documents' headings nearest to each other first."""
-        plain = [i for i in items if len(i.children) == 1 and i.parent.status == "active" and len(i.draft.query) < 90]
-        plain = [i for i in plain if not i.draft.kind.startswith(("stands", "which", "asked"))]
-        sections, terms = defaultdict(list), defaultdict(list)
-        for item in plain:
-            sections[item.parent.chunk_id].append(item)
-            for term in self.rules.terms(item.draft.plain) if not item.draft.kind.startswith("version") else ():
-                terms[item.draft.language, term].append(item)
-        near = [ab for rows in sections.values() for ab in permutations(rows, 2) if _more(*ab)]
-        far = [ab for rows in terms.values() for ab in permutations(rows[:12], 2)]
-        far = [(a, b) for a, b in far if a.parent.doc_id != b.parent.doc_id]
-        heads = {h: n for n, h in enumerate(dict.fromkeys(i.parent.breadcrumb for ab in far for i in ab))}
-        vectors = self.embed(list(heads)) if heads else np.zeros((0, 1))
-        near_by = [-float(vectors[heads[a.parent.breadcrumb]] @ vectors[heads[b.parent.breadcrumb]]) for a, b in far]
-        far = [far[n] for n in sorted(range(len(far)), key=lambda n: (near_by[n], n))]
-        return [*self._take(near, "both halves"), *self._take(far, "two documents")]
-
-    def _take(self, pairs: Sequence[tuple[_Item, _Item]], kind: str) -> list[_Item]:
-        """Pairs that read well as one question, each part used once, at most a twelfth of the set."""
+        """Two questions in one that only two chunks answer: more of one thing (its cause, its remedy), or two plain
+        facts of a section or of one term in two documents; those with most words in common first, each part once."""
+        groups: dict[Any, list[_Item]] = defaultdict(list)
+        for item in items:
+            if len(item.children) == 1 and item.parent.status == "active" and len(item.draft.query) < 90:
+                for name in (
+                    item.parent.chunk_id,
+                    *((item.draft.language, t) for t in sorted(self.rules.terms(item.draft.plain))),
+                ):
+                    groups[name].append(item)
+        pairs = dict.fromkeys(ab for rows in groups.values() for ab in permutations(rows[:20], 2) if _joins(*ab))
         used: set[str] = set()
-        out = []
-        for a, b in pairs:
-            (one, two), more = (a.draft, b.draft), _more(a, b)
-            alike = (
-                (one.kind == two.kind != "sentence")
-                or _more(b, a)
-                or len(a.words & b.words) > 0.4 * len(a.words | b.words)
-            )
-            held = set.intersection(*(self.holders[w] for w in a.facts | b.facts))  # one chunk answers both
-            if held or a.children == b.children or {one.query, two.query} & used or (alike and not more):
+        out: list[_Item] = []
+        for a, b in sorted(pairs, key=lambda ab: (not _more(*ab), -len(ab[0].words & ab[1].words))):
+            one, two, here = a.draft, b.draft, {a.parent.chunk_id} if a.parent is b.parent else set()
+            held = set.intersection(*(self.holders[w] for w in a.facts | b.facts)) or {*a.also} & {*b.also}
+            if held or a.children == b.children or {one.query, two.query, *here} & used:
                 continue
-            asked = ask_more(one.query, _kind(b), one.language) if more else ""
-            query = asked or join_questions(one.query, two.query, one.language)
-            if query and len(out) < self.config.max_pairs // 12:
-                used |= {one.query, two.query}
-                words = tuple(dict.fromkeys((*one.keywords[:2], *two.keywords[:2])))
-                draft = replace(one, query=query, plain=query, kind=kind, keywords=words, spans=one.spans + two.spans)
-                draft = replace(draft, answer=f"{one.answer}\n{two.answer}")
-                out.append(_Item(draft, a.parent, a.children + b.children, a.words | b.words, a.facts | b.facts))
-        return out
+            query = ask_more(one.query, _kind(b), one.language) if _more(a, b) else ""
+            if query := query or join_questions(one.query, two.query, one.language):
+                used |= {one.query, two.query, *here}
+                keys = tuple(dict.fromkeys((*one.keywords[:2], *two.keywords[:2])))
+                both = {"kind": "joined", "keywords": keys, "spans": one.spans + two.spans}
+                draft = replace(one, query=query, plain=query, answer=f"{one.answer}\n{two.answer}", **both)
+                also, of = a.also + b.also, (0,) * len(a.also) + (1,) * len(b.also)
+                words, facts = a.words | b.words, a.facts | b.facts
+                out.append(_Item(draft, a.parent, a.children + b.children, words, facts, also, of))
+        return out[: self.config.max_pairs // 8]
 
     def choose(self, items: Sequence[_Item]) -> list[_Item]:
         """Documents in turn, of each the type asked least so far, in words furthest from the chunk; at most `per_child`
@@ -299,30 +276,30 @@ class _Maker:
         for item in sorted(items, key=self.order):
             pools[item.parent.doc_key].append(item)
         types, kinds, asked, out = Counter(), Counter(), defaultdict(list), []
-        most = self.config.max_pairs
 
         def room(item: _Item) -> bool:
             of = asked[item.children[0]]
-            free = len(of) < self.config.per_child and item.draft.query_type not in of
-            return (free or len(item.children) > 1) and kinds[item.draft.kind] < MOST.get(item.draft.kind, 1) * most
+            return len(item.children) > 1 or (len(of) < self.config.per_child and item.draft.query_type not in of)
 
-        while pools and len(out) < most:
+        def rank(item: _Item) -> tuple:
+            few_wanted, type_, copied = (
+                few and len(item.children) < 2,
+                item.draft.query_type,
+                round(4 * self.overlap(item)),
+            )
+            return few_wanted, types[type_], kinds[key, item.draft.kind], copied, len(asked[item.children[0]])
+
+        while pools and len(out) < self.config.max_pairs:
             for key in sorted(pools, key=lambda k: stable(self.seed, k)):
                 few = sum(len(i.children) > 1 for i in out) < SEVERAL * len(out)
                 pools[key] = [i for i in pools[key] if room(i)]
-                if not pools[key] or len(out) >= most:
+                if not pools[key] or len(out) >= self.config.max_pairs:
                     del pools[key]
                     continue
-                best = min(
-                    pools[key],
-                    key=lambda i: (
-                        few and len(i.children) < 2, types[i.draft.query_type], kinds[key, i.draft.kind],
-                        round(4 * self.overlap(i, i.draft.query)), len(asked[i.children[0]]),
-                    ),
-                )  # fmt: skip
+                best = min(pools[key], key=rank)
                 pools[key] = [i for i in pools[key] if i is not best]
                 types[best.draft.query_type] += 1
-                kinds.update([best.draft.kind, (key, best.draft.kind)])
+                kinds[key, best.draft.kind] += 1
                 if len(best.children) == 1:
                     asked[best.children[0]].append(best.draft.query_type)
                 out.append(best)
@@ -332,8 +309,9 @@ class _Maker:
         draft, children = item.draft, [self.children[i] for i in item.children]
         name = "|".join(f"{s.doc_key}:{s.start}-{s.end}" for s in draft.spans) + draft.query_type
         return EvalPair(
-            pair_id=f"q-{sha256(name)[:12]}", query=draft.query, gt_spans=draft.spans, also_spans=item.also,
-            gt_doc_ids=item.children, gt_pages=tuple(sorted({p for c in children for p in (c.page, c.page_end)})),
+            pair_id=f"q-{sha256(name)[:12]}", query=draft.query, gt_spans=draft.spans,
+            also_spans=item.also, also_of=item.of, gt_doc_ids=item.children,
+            gt_pages=tuple(sorted({p for c in children for p in (c.page, c.page_end)})),
             gt_answer=draft.answer, gt_keywords=draft.keywords, query_type=draft.query_type,
             gen_source="multi_chunk" if len(children) > 1 else "single_chunk", source_chunk_ids=item.children,
             language=draft.language, generator=generator,
@@ -342,6 +320,13 @@ class _Maker:
 
 def _kind(item: _Item) -> str:
     return item.draft.kind.removeprefix("case_")
+
+
+def _joins(a: _Item, b: _Item) -> bool:
+    """May the two be asked in one question: more of one thing, or different plain facts?"""
+    apart = a.parent.doc_id != b.parent.doc_id or (a.parent is b.parent and a.draft.kind == b.draft.kind)
+    alike = len(a.words & b.words) > 0.5 * len(a.words | b.words) or not {a.draft.kind, b.draft.kind} <= PLAIN
+    return _more(a, b) or (apart and not alike)
 
 
 def _more(a: _Item, b: _Item) -> bool:

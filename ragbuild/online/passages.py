@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from ragbuild.core.text import HAN, sentences, strip_span
+from ragbuild.core.text import HAN, row_cells, sentences, strip_span
 
 Kind = Literal["sentence", "paragraph", "note", "item", "list", "row", "table", "code"]
 Block = tuple[str, int, int]  # kind, start, end
@@ -209,7 +209,7 @@ def readable(content: str, passage: Passage) -> str:
 
 
 def _row(line: str, header: str) -> str:
-    cells, names = _cells(line), _cells(header) if header else []
+    cells, names = row_cells(line), row_cells(header) if header else []
     if len(names) != len(cells) or not any(cells):
         return "; ".join(c for c in cells if c)
     zh = bool(re.search(f"[{HAN}]", line))
@@ -219,9 +219,3 @@ def _row(line: str, header: str) -> str:
         if len(named) == 2 and names[1].lower() in _PLAIN:
             return ("：" if zh else ": ").join((cells[0], next(c for c in cells[1:] if c)))
     return named[0] + (" — " if len(named) > 1 else "") + ("；" if zh else "; ").join(named[1:])
-
-
-def _cells(row: str) -> list[str]:
-    row = row.strip().removeprefix("|")
-    row = row if row.endswith("\\|") else row.removesuffix("|")  # an empty cell at either end stays a cell
-    return [c.strip().replace("\\|", "|").replace("**", "").strip() for c in re.split(r"(?<!\\)\|", row)]

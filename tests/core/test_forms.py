@@ -60,6 +60,10 @@ def test_singular_and_plural():
     assert [singular(w) for w in ("codes", "policies", "addresses", "boxes", "status", "access", "tls", "用户")] == [
         "code", "policy", "address", "box", "status", "access", "tls", "用户",
     ]  # fmt: skip
+    pairs = {"clause": "clauses", "case": "cases", "cause": "causes", "close": "closes", "size": "sizes", "use": "uses",
+             "response": "responses", "cache": "caches", "batch": "batches", "bus": "buses", "status": "statuses",
+             "alias": "aliases", "pass": "passes", "fax": "faxes", "hash": "hashes", "release": "releases"}  # fmt: skip
+    assert {singular(many): many for many in pairs.values()} == pairs
     assert [plural(w) for w in ("code", "policy", "key", "box")] == ["codes", "policies", "keys", "boxes"]
     assert form_key("Break-Glass  Account") == "break glass account"
 

@@ -21,6 +21,7 @@ from ragbuild.core.text import (
     language_of,
     make_tokenizer,
     normalise,
+    row_cells,
     sentences,
     stem_word,
     strip_span,
@@ -271,3 +272,8 @@ def test_token_counter_counts_without_special_tokens():
 def test_token_counter_names_what_is_missing(tmp_path):
     with pytest.raises(MissingResource, match="chunk.tokenizer"):
         TokenCounter(str(tmp_path / "none.model"))
+
+
+def test_cells_of_a_row():
+    assert row_cells("| a \\| b | `c` | |") == ["a | b", "`c`", ""]
+    assert row_cells("**a**<br>b|  c  d |") == ["a b", "c d"] and row_cells("| |") == [""]

@@ -383,6 +383,11 @@ def test_sources_that_were_not_given_are_no_fault_of_the_prompt():
     assert change.startswith("rerank:") and forks[-1].low and forks[-1].value == 0.0
 
 
+def test_only_cases_that_are_low_in_the_dimension_are_counted_for_it():
+    answers = judged(content_accuracy=0.1)[:5] + judged(content_accuracy=0.9)[5:]
+    assert ": of 5 bad cases low in content accuracy, 5 are" in walk(report(), answers, bad("inaccurate", 10), 50)[1]
+
+
 def test_the_cutoff_is_within_top_n_and_nothing_measured_takes_no_fork():
     forks, _ = walk(report(), [], [], top_n=50)
     assert forks[1].question == "chunk recall@10, fused" and forks[1].n == 10

@@ -194,7 +194,7 @@ def test_without_a_hit_everything_is_zero(made: tuple[Pipeline, Sweep]):
     setting = sweep.setting(routes=("lexical",), top_n=5)
     assert sweep.recall(setting).tolist() == [0.0] and sweep.truth_ranks(setting).tolist() == [ABSENT]
     assert sweep.context_tokens(setting, [4]).tolist() == [[0]] and sweep.parents(setting, 3).tolist() == [[-1, -1, -1]]
-    with pytest.raises(UsageError, match="no question has its answer"):
+    with pytest.raises(InputRefused, match="no question has its answer"):
         compute_sweep(pipeline, [replace(CASES[0], answerable=False)], TUNE)
 
 

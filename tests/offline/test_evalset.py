@@ -100,6 +100,62 @@ def test_a_span_in_two_overlapping_children_is_one_group_deepest_first():
     assert found.holding(GroundSpan(doc_key="kb/other/v1/all", start=0, end=5)) == []
 
 
+CUTS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=6)
+
+
+def cut(cuts, document=GUIDE) -> list:
+    """A parent of 100 characters and children [start, start + length), named by their number."""
+    parent, child = make_chunks(["x" * 100], document)
+    spans = [(a, a + n) for a, n in cuts]
+    prefix = document.doc_id
+    return [parent, *(child.model_copy(update={"chunk_id": f"{prefix}-{i}", "span": s, "content": "x" * (s[1] - s[0])})
+                      for i, s in enumerate(spans))]  # fmt: skip
+
+
+@given(CUTS, st.integers(0, 90), st.integers(1, 40))
+def test_whatever_the_chunks_a_group_holds_all_of_the_span_or_groups_each_a_part(cuts, start: int, length: int):
+    found, span = ChunkMap(cut(cuts)), GroundSpan(doc_key=KEY, start=start, end=start + length)
+    inside = {f"guide-{i}" for i, (a, n) in enumerate(cuts) if a <= span.start and span.end <= a + n}
+    touching = {f"guide-{i}" for i, (a, n) in enumerate(cuts) if a < span.end and span.start < a + n}
+    groups = found.holding(span)
+    assert [set(g) for g in groups] == [inside] if inside else {g[0] for g in groups} == touching
+    assert all(len(g) == len(set(g)) for g in groups) and (inside or all(len(g) == 1 for g in groups))
+
+
+@given(CUTS, CUTS, st.lists(st.integers(0, 40), min_size=2, max_size=2), st.lists(st.integers(0, 1), max_size=3))
+def test_other_places_only_widen_the_group_that_they_stand_for(cuts, others, starts, of):
+    """A pair with two ground spans and other places for either: no group narrower, nothing else in it."""
+    other = make_document("faq", doc_source="faq.md")
+    chunks = ChunkMap([*cut(cuts), *cut(others, other)])
+    spans = [GroundSpan(doc_key=KEY, start=s, end=s + 1) for s in starts]
+    also = [GroundSpan(doc_key=other.key, start=5 * n, end=5 * n + 1) for n in range(len(of))]
+    plain = pair(0, 1, gt_spans=spans, gt_keywords=[])
+    (without, lost), (wide, _) = (
+        pair_cases([p], chunks)
+        for p in (plain, plain.model_copy(update={"also_spans": tuple(also), "also_of": tuple(of)}))
+    )
+    if lost:
+        assert lost == ["q-1"] and not without and not wide
+        return
+    own, alternatives = ({i for x in some for g in chunks.holding(x) for i in g} for some in (spans, also))
+    assert {i for g in wide[0].groups for i in g} <= own | alternatives
+    assert all(any(set(group) <= set(w) or set(w) <= set(group) for w in wide[0].groups) for group in without[0].groups)
+    assert {s.doc_key for s in also} <= set(wide[0].documents)
+
+
+def test_another_place_of_one_half_is_no_place_of_the_other():
+    other = make_document("faq", doc_source="faq.md")
+    chunks = ChunkMap([*make_chunks(TEXTS, GUIDE), *make_chunks(["It is 3 mm."], other)])
+    also = [GroundSpan(doc_key=other.key, start=0, end=11)]
+    for of, groups in (
+        ((0,), (("c-guide-000", "c-faq-000"), ("c-guide-001",))),
+        ((1,), (("c-guide-000",), ("c-guide-001", "c-faq-000"))),
+        ((), (("c-guide-000",), ("c-guide-001",))),
+    ):  # fmt: skip
+        (found,), _ = pair_cases([pair(0, 31, (33, 50), also_spans=also, also_of=of, gt_keywords=["3 mm"])], chunks)
+        assert found.groups == groups and found.documents == (KEY, other.key)
+
+
 def test_pages_and_quotes():
     chunks = make_chunks(TEXTS, GUIDE)
     chunks[2] = chunks[2].model_copy(update={"page": 2, "page_end": 2})
@@ -155,6 +211,17 @@ def test_a_pair_of_two_documents_is_for_tuning_if_one_of_them_is():
         ChunkMap(make_chunks(["3 mm here"], nested)),
     )
     assert found.half == half_of(f"folder/{test}")
+
+
+@given(
+    st.sets(st.text("abcdef/-", min_size=1, max_size=8).filter(lambda t: t == t.strip("/- ")), min_size=1, max_size=6)
+)
+def test_the_test_half_never_holds_a_document_of_the_tuning_half(names: set[str]):
+    docs = [make_document(n) for n in sorted(names)]
+    chunks = ChunkMap([c for d in docs for c in make_chunks(["3 mm here"], d)])
+    spans = [GroundSpan(doc_key=d.key, start=0, end=4) for d in docs]
+    (found,), _ = pair_cases([pair(0, 4, gt_spans=spans)], chunks)
+    assert (found.half == "test") == all(half_of(d.doc_id) == "test" for d in docs)
 
 
 def test_the_half_is_the_same_for_all_versions_and_stays():
