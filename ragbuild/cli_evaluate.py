@@ -101,8 +101,8 @@ def _table(title: str, rows: list[dict[str, Any]], columns: list[str] | None = N
         return
     columns = columns or list(rows[0])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")  # in a narrow terminal no digit is cut off
+    for n, column in enumerate(columns):  # in a narrow terminal no digit is cut off
+        table.add_column(column, overflow="fold", no_wrap=n == 0)
     for row in rows:
         table.add_row(*(escape(clip(row.get(c, ""), 60)) for c in columns))
     console = Console(width=None if sys.stdout.isatty() else 180)

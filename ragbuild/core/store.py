@@ -70,6 +70,18 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line and sync it. Former lines stay as they are; one that a crash cut short is closed by a line end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as handle:
+        if handle.tell():
+            handle.seek(-1, os.SEEK_END)
+            line = line if handle.read(1) == b"\n" else b"\n" + line
+        handle.write(line + b"\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
 def write_json(path: str | Path, data: Any) -> None:
     """Records, lists of records and plain data as UTF-8 JSON; NaN is refused."""
     write_text(path, json.dumps(_plain(data), ensure_ascii=False, indent=1, allow_nan=False) + "\n")

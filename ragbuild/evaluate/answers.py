@@ -6,13 +6,18 @@ content: who asked got nothing.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from ragbuild.core.errors import MissingResource, RagbuildError
-from ragbuild.core.records import Answer, index_text
+from ragbuild.core.records import Answer, Record, index_text
+from ragbuild.core.store import append_line, cache_dir, sha256
 from ragbuild.evaluate.facts import holds
 from ragbuild.evaluate.judge import Judge, Scores, overall
 from ragbuild.evaluate.metrics import bootstrap_ci, wilson
@@ -82,9 +87,46 @@ def judged_of(case: EvalCase, answer: Answer) -> Judged:
     )  # fmt: skip
 
 
+class _Told(Record):
+    key: str
+    answer: Answer
+
+
+class KeptAnswers:
+    """A pipeline that asks a model once for each question: a run that died goes on where it stopped.
+
+    Answers lie in the user's cache by a hash of index, configuration and question. A stand-in's answer in place of the
+    model's is not kept.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        held = pipeline.config.model_dump(mode="json")
+        names = ("retrieve", "rewrite", "route", "rerank", "generate", "llm", "embedder")
+        self._about = [pipeline.version.digest, {name: held.get(name) for name in names}]
+        self.path = cache_dir("answers") / f"{sha256(json.dumps(self._about, sort_keys=True))[:16]}.jsonl"
+        self._known: dict[str, Answer] = {}
+        for line in self.path.read_bytes().split(b"\n") if self.path.is_file() else ():
+            with contextlib.suppress(ValidationError):  # a line torn by a crash: asked again
+                told = _Told.model_validate_json(line)
+                self._known[told.key] = told.answer
+
+    def ask(self, query: str) -> Answer:
+        """As `Pipeline.ask`."""
+        key = sha256(query)
+        if key not in self._known:
+            answer = self.pipeline.ask(query)
+            if answer.generator != self.pipeline.generator.name:
+                return answer
+            self._known[key] = answer
+            append_line(self.path, _Told(key=key, answer=answer).model_dump_json().encode())
+        return self._known[key]
+
+
 def run_answers(
-    pipeline: Pipeline, cases: Iterable[EvalCase], judge: Judge, progress: Callable[[int, int], None] | None = None
-) -> list[AnswerTrace]:
+    pipeline: Pipeline | KeptAnswers, cases: Iterable[EvalCase], judge: Judge,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[AnswerTrace]:  # fmt: skip
     """Ask and judge every case. A case that fails becomes an error and the others go on; MissingResource is raised."""
     cases, traces = list(cases), []
     for number, case in enumerate(cases, 1):
@@ -94,7 +136,7 @@ def run_answers(
     return traces
 
 
-def _trace(pipeline: Pipeline, case: EvalCase, judge: Judge) -> AnswerTrace:
+def _trace(pipeline: Pipeline | KeptAnswers, case: EvalCase, judge: Judge) -> AnswerTrace:
     try:
         answer = pipeline.ask(case.query)
     except MissingResource:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from ragbuild.core.config import Config, ConfigView, Endpoints
 from ragbuild.core.errors import MissingResource, RagbuildError, UsageError
-from ragbuild.core.store import sha256
+from ragbuild.core.store import append_line, sha256
 from ragbuild.evaluate.rubric import DIMENSIONS, Dimension, Judged, Reading, Score
 from ragbuild.models.llm import ChatClient
 
@@ -163,11 +163,7 @@ class ChatJudge:
         self._known[key] = scores
         if self.cache is None:
             return
-        self.cache.parent.mkdir(parents=True, exist_ok=True)
-        row = {"key": key, "scores": {name: s.model_dump() for name, s in scores.items()}}
-        with self.cache.open("ab+") as file:
-            torn = file.tell() and file.seek(-1, 2) and file.read(1) != b"\n"
-            file.write((b"\n" if torn else b"") + json.dumps(row).encode() + b"\n")
+        append_line(self.cache, _Row(key=key, scores=scores).model_dump_json().encode())
 
 
 def _data(value: object) -> str:

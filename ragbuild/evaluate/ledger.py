@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ import ragbuild
 from ragbuild.core.config import Config
 from ragbuild.core.errors import UsageError, WorkspaceLocked
 from ragbuild.core.records import Document, Record, Text
-from ragbuild.core.store import error_fields, hash_path, sha256
+from ragbuild.core.store import append_line, error_fields, hash_path, sha256
 from ragbuild.evaluate.metrics import mean, paired_test
 from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.prompts import PromptTemplate
@@ -164,15 +163,9 @@ def locked(path: Path, timeout_s: float = 60) -> Iterator[None]:
 
 
 def append(path: Path, entry: Entry) -> None:
-    """Add one line and sync it. Former lines stay as they are; one that a crash cut short is closed by a line end."""
-    line = entry.model_dump_json().encode() + b"\n"
-    with locked(path), path.open("ab+") as handle:
-        if handle.tell():
-            handle.seek(-1, os.SEEK_END)
-            line = line if handle.read(1) == b"\n" else b"\n" + line
-        handle.write(line)
-        handle.flush()
-        os.fsync(handle.fileno())
+    """Add one line; see `append_line`."""
+    with locked(path):
+        append_line(path, entry.model_dump_json().encode())
 
 
 def read(path: Path) -> tuple[list[Entry], list[str]]:
@@ -233,7 +226,8 @@ class Difference(Record):
         told = f"{self.metric}: {self.before:.4f} -> {self.after:.4f} ({self.difference:+.4f}, "
         if self.low is not None:
             told += f"95 % interval {self.low:+.4f} to {self.high:+.4f}, "
-        told += f"p = {self.p:.3f}" if self.headline else f"exploratory, Holm p = {self.p_adjusted:.3f}"
+        p = self.p if self.headline else self.p_adjusted
+        told += f"{'' if self.headline else 'exploratory, Holm '}p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
         return f"{told}, n = {self.n}): {self.verdict}"
 
 

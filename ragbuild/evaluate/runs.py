@@ -15,7 +15,7 @@ from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Chunk
 from ragbuild.core.store import iter_records
 from ragbuild.evaluate.align import Alignment
-from ragbuild.evaluate.answers import AnswerTrace, run_answers
+from ragbuild.evaluate.answers import AnswerTrace, KeptAnswers, run_answers
 from ragbuild.evaluate.judge import Judge
 from ragbuild.evaluate.ledger import Entry, components_of, corpus_hash, new_entry
 from ragbuild.evaluate.metrics import mean, wilson
@@ -123,8 +123,9 @@ def measure_retrieval(
 def measure_answers(
     pipeline: Pipeline, sets: Sequence[EvalSet], judge: Judge, progress: Progress | None = None
 ) -> dict[str, list[AnswerTrace]]:
-    """Q-DOC-A of each set, by its name."""
-    return {s.name: run_answers(pipeline, s.cases, judge, progress) for s in sets}
+    """Q-DOC-A of each set, by its name. What a model answered is kept, so that a run that died goes on."""
+    asked = pipeline if pipeline.generator.stand_in else KeptAnswers(pipeline)
+    return {s.name: run_answers(asked, s.cases, judge, progress) for s in sets}
 
 
 def retrieval_values(reports: Mapping[str, QdocReport]) -> Values:

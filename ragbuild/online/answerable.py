@@ -16,7 +16,11 @@ from ragbuild.online.generate import Evidence
 _WORD = rf"[{HAN}]+|[^\W_{HAN}]+(?:[-._'][^\W_{HAN}]+)*"
 _CODE = re.compile(r"(?=.*\d)[a-z][a-z0-9]*(?:[-._][a-z0-9]+)*", re.I)  # 12V and 2nd are quantities
 _NUMBER = re.compile(r"v?(\d+(?:\.\d+)+)", re.I)
-_PRICE = re.compile(r"\bprices?\b|\bcosts?\b|多少钱|价格|价钱|售价|报价", re.I)
+_PRICE = re.compile(
+    r"\bpric(?:es?|ing)\b|\bcosts? (?:per|an?) \w+|\bhow much (?:does|do|would|will)\b[^?]*\bcosts?\b"
+    r"|多少钱|价格|价钱|售价|报价",
+    re.I,
+)
 _MONEY = re.compile(r"[$€£¥￥]\s?\d|\d\s?(?:元|美元|欧元|USD|EUR|GBP|RMB|CNY)", re.I)
 
 
@@ -26,10 +30,11 @@ def weak(evidence: Evidence, config: GenerateConfig, version: IndexVersion) -> t
     coverage = max((c.features["coverage"] for c in evidence.top_m), default=0.0)
     cosine = max((c.features["cosine"] for c in evidence.top_m), default=-1.0)
     names = unknown_names(evidence.query, version) if config.abstain_unknown_names else []
-    unpriced = bool(_PRICE.search(evidence.query)) and not any(_MONEY.search(p.content) for p in evidence.parents)
+    if config.abstain_unknown_names and (asked := _PRICE.search(evidence.query)):
+        names += [asked[0]] if not any(_MONEY.search(p.content) for p in evidence.parents) else []
     figures = {"coverage": round(coverage, 4), "cosine": round(cosine, 4), "unknown_names": names}
     low = coverage < config.abstain_coverage and cosine < config.abstain_cosine
-    return low or bool(names) or unpriced, figures
+    return low or bool(names), figures
 
 
 def abstention(evidence: Evidence, version: IndexVersion) -> str:

@@ -88,7 +88,7 @@ def test_reading_what_is_not_there_or_broken_says_what_to_do(tmp_path):
     with pytest.raises(InputRefused, match="torn.json is not valid JSON"):
         read_json(tmp_path / "torn.json")
     (tmp_path / "latin.json").write_bytes(b'"\xe9"')
-    with pytest.raises(InputRefused, match="latin.json is not valid JSON"):
+    with pytest.raises(InputRefused, match="latin.json is not UTF-8"):
         read_json(tmp_path / "latin.json")
 
 

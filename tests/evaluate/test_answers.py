@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from ragbuild.core.config import load_config
 from ragbuild.core.errors import MissingResource, RagbuildError
 from ragbuild.core.records import Answer, Citation
-from ragbuild.evaluate.answers import AnswerTrace, judged_of, refusals, run_answers, summary
+from ragbuild.evaluate.answers import AnswerTrace, KeptAnswers, judged_of, refusals, run_answers, summary
 from ragbuild.evaluate.judge import RubricJudge
 from ragbuild.evaluate.qdoc import load_traces, save_traces
 from ragbuild.evaluate.rubric import Score
@@ -158,3 +159,28 @@ def test_two_runs_are_identical_and_traces_come_back_from_disk(tmp_path):
     assert first == second and summary(first) == summary(second) and refusals(first) == refusals(second)
     save_traces(tmp_path / "answers.json", first, AnswerTrace)
     assert load_traces(tmp_path / "answers.json", AnswerTrace) == first
+
+
+def test_a_run_that_died_goes_on_and_a_stand_in_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAGBUILD_CACHE_DIR", str(tmp_path))
+    asked: list[str] = []
+
+    def told(query: str) -> Answer:
+        asked.append(query)
+        return Answer(query=query, text="x", status="answered", generator="extractive" if query == "b" else "openai:m")
+
+    model = SimpleNamespace(
+        ask=told, generator=SimpleNamespace(name="openai:m"), version=SimpleNamespace(digest="v"), config=load_config()
+    )
+    first = KeptAnswers(model)
+    assert [first.ask(q).text for q in ("a", "b", "a", "b")] == ["x"] * 4 and asked == ["a", "b", "b"]
+    with first.path.open("ab") as handle:
+        handle.write(b'{"key": "torn')
+    again = KeptAnswers(model)
+    assert again.ask("a").text == "x" and asked == ["a", "b", "b"]
+    again.ask("c")
+    KeptAnswers(model).ask("c")
+    assert asked == ["a", "b", "b", "c"]
+    model.config = load_config(overrides={"retrieve.top_n": 20})
+    KeptAnswers(model).ask("a")
+    assert asked[-1] == "a", "another configuration is asked anew"

@@ -236,6 +236,7 @@ def test_margins_and_the_table():
         return {
             "set": name, "documents": 1, "queries": 1, "embedder": "minilm", "reranker": "features", "stand_in": True,
             "routes": routes, "queries_per_second": {"lexical": 10.0}, "memory_mb": 1.0, "advice": {"text": "Keep."},
+            "unmeasured": 3 * (name == "b"), "relevant_not_in_corpus": 2 * (name == "b"),
         }  # fmt: skip
 
     results = [result("[b]a[/b]", 0.5, 0.4, 0.52), result("b", 0.5, 0.6, 0.57)]
@@ -245,6 +246,7 @@ def test_margins_and_the_table():
     console.print(print_bench(results))
     text = console.export_text()
     assert "[b]a[/b]" in text and "0.5200" in text and "-0.0300" in text and "stand-in" in text and "b: Keep." in text
+    assert "b: 3 queries have no" in text and "b: 2 relevant documents are not" in text and ": 0 " not in text
 
 
 def test_a_public_set(embedder):

@@ -180,6 +180,7 @@ def test_one_change_that_helps_everywhere_is_an_improvement_and_the_other_way_a_
     assert (row.low, row.high) == (0.5, 0.5) and row.p < 0.03  # all 8 signs alike: 2 of 256 flips, p = 0.008
     assert compare(run(HIGH), run(LOW, **RERANK)).verdict == "loss"
     assert "0.2500 -> 0.7500 (+0.5000" in str(up)
+    assert "p < 0.001, n = 40" in str(compare(run(cases(*[0] * 40)), run(cases(*[1] * 40), **RERANK))), "never 0.000"
 
 
 def test_few_cases_are_not_significant_and_n_is_said():

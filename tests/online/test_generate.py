@@ -172,7 +172,13 @@ def test_names_that_no_document_names(pipeline: Pipeline, query: str, names: lis
 
 
 def test_a_price_is_not_guessed(pipeline: Pipeline):
-    assert weak(evidence(pipeline, "lockout duration price"), GenerateConfig(), pipeline.version)[0]
+    asked = evidence(pipeline, "lockout duration price")
+    refused, figures = weak(asked, GenerateConfig(), pipeline.version)
+    assert refused and figures["unknown_names"] == ["price"]
+    assert not weak(asked, GenerateConfig(abstain_unknown_names=False), pipeline.version)[0]
+    assert not weak(evidence(pipeline, "lockout duration cost factor"), GenerateConfig(), pipeline.version)[1][
+        "unknown_names"
+    ]
 
 
 def test_an_abstention_says_what_it_looked_for_in_the_words_that_were_typed(pipeline: Pipeline):
