@@ -373,7 +373,7 @@ def baseline(
     from ragbuild.course.step import input_paths
     from ragbuild.evaluate import ledger
     from ragbuild.evaluate.gates import write_baseline
-    from ragbuild.evaluate.runs import GATED
+    from ragbuild.evaluate.runs import GATED, own_margins
 
     root = open_workspace(workspace)
     config = config_of(root, None)
@@ -383,13 +383,13 @@ def baseline(
         entries = [ledger.Entry.model_validate(e) for e in read_json(root / "evaluation.json")["entries"]]
     gated = {e.kind: [m for m in GATED.get(e.kind, ()) if m in e.metrics] for e in entries}
     target = out or (input_paths(config)["corpus"] or root).parent / "baseline.json"
-    made = write_baseline(target, entries, gated, config.gates.margin)
+    made = write_baseline(target, entries, gated, config.gates.margin, own_margins(entries, config.gates.margin))
     if as_json:
         emit(made)
     else:
         for name, figure in made.metrics.items():
             typer.echo(f"{name:40} {figure.value:.4f}  n = {figure.n}")
-        typer.echo(f"{target} written: a build fails when one of these falls by more than {made.margin:g}")
+        typer.echo(f"{target} written: a build fails when one of these falls by more than its margin ({made.margin:g})")
 
 
 # --- sweep, tune, bench, corpus ---------------------------------------------------------------------------------------
@@ -451,7 +451,9 @@ def sweep(
 def tune(
     workspace: WorkspaceOption = None,
     on: Annotated[str, Option(help="own (the workspace), python-docs, or a folder of documents.")] = "own",
-    port: Annotated[int, Option(help="Where the page listens, on this machine only (0: any free port).")] = 8866,
+    port: Annotated[
+        int, Option(help="Where the page listens, on this machine only (0: any free port).", min=0, max=65535)
+    ] = 8866,
     no_browser: Annotated[bool, Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     """Open the sliders of notebook 20 as a page: Top-N, Top-M, RRF k, routes, filters."""

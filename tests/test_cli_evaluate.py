@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -110,6 +111,61 @@ def test_a_bad_row_of_an_eval_set_is_named(workspace: Path, tmp_path: Path) -> N
     write_json(path, rows)
     done = ragbuild("eval", "qdoc", "--set", path, "-w", workspace)
     assert done.returncode == 4 and "row 2" in done.stderr and "row 3" in done.stderr and "query_type" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[]", "no case"),
+        ('[{"case_id": "重启"}]'.encode("gb18030"), "not UTF-8"),
+        (b'[{"pair_id": "a"', "not valid JSON"),
+        (b'[{"pair_id": "a", "gt_spans": [{"doc_key": "d", "start": 9, "end": 4}]}]', "ends after it starts"),
+    ],
+)
+def test_a_set_that_says_nothing_is_refused(workspace: Path, tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "set.json"
+    path.write_bytes(data)
+    done = ragbuild("eval", "qdoc", "--set", path, "-w", workspace)
+    assert done.returncode == 4 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_figures_are_shown_where_the_ledger_cannot_be_written(built, tmp_path: Path) -> None:
+    workspace = shutil.copytree(built.run, tmp_path / "run")
+    (workspace / "ledger.jsonl").unlink(missing_ok=True)
+    (workspace / "ledger.jsonl").mkdir()
+    done = ragbuild("eval", "qdoc", "--set", "expert", "--half", "test", "-w", workspace, "--json")
+    assert done.returncode == 1 and "ledger.jsonl" in done.stderr and json.loads(done.stdout)["sets"]["expert"]
+
+
+def test_a_narrow_terminal_loses_no_figure(workspace: Path) -> None:
+    from ragbuild.cli_evaluate import _table
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", shown := Terminal())
+        patch.setenv("COLUMNS", "40")
+        _table("stages", [{"stage": "no_rewrite_reranked", **{f"ndcg@{k}": 0.8765 for k in range(1, 5)}}])
+    text = "".join(shown.getvalue().split())
+    assert "no_rewrite_reranked" in text and text.count("65") >= 4 and "…" not in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bench_says_when_no_set_could_be_measured(tmp_path: Path) -> None:
+    for name, judged in (("one", "q1\tmissing\t1"), ("two", "q1\td1\tmuch")):
+        folder = tmp_path / "sets" / name
+        folder.mkdir(parents=True)
+        (folder / "corpus.jsonl").write_text('{"_id": "d1", "text": "a"}\n', encoding="utf-8")
+        (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "a"}\n', encoding="utf-8")
+        (folder / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}\n", encoding="utf-8")
+    done = ragbuild("bench", "--beir", tmp_path / "sets", "--routes", "lexical", "--json")
+    assert done.returncode == 4 and not done.stdout and "do their ids agree" in done.stderr
+    spans = ragbuild("bench", "--beir", tmp_path / "sets", "--spans")
+    assert spans.returncode == 4 and "spans.jsonl" in spans.stderr
+    same = ragbuild("bench", "--beir", folder, "--beir", folder, "--runs", tmp_path / "runs")
+    assert same.returncode == 2 and not (tmp_path / "runs").exists()
 
 
 def test_bench_writes_the_form_that_was_promised(tmp_path: Path) -> None:

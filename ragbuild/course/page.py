@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -92,8 +93,9 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path, most_s: flo
 
 
 def tune(workspace: Path, port: int = 8866, open_browser: bool = True, on: str = "") -> None:
-    """Open the sliders of a workspace as a page and keep it up until Ctrl-C. The sweep is made first, where it can say
-    how far it is; see `serving` for what is raised."""
+    """Open the sliders of a workspace as a page and keep it up until Ctrl-C or a polite kill. The sweep is made first,
+    where it can say how far it is; see `serving` for what is raised."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that Voilà ends too
     on = str(Path(on).expanduser().resolve()) if on not in ("", "own", "python-docs") else on  # the page runs elsewhere
     open_panel(workspace, on)
     with serving(workspace, port, on) as address:

@@ -106,9 +106,11 @@ class Baseline(Record):
 
 
 def write_baseline(
-    path: Path, entries: Sequence[Entry], metrics: Mapping[str, Sequence[str]], margin: float
-) -> Baseline:
-    """Accept these runs (one of a kind) as the baseline; `metrics`: for each kind, which are gated.
+    path: Path, entries: Sequence[Entry], metrics: Mapping[str, Sequence[str]], margin: float,
+    own: Mapping[str, float] | None = None,
+) -> Baseline:  # fmt: skip
+    """Accept these runs (one of a kind) as the baseline; `metrics`: for each kind, which are gated; `own`: margins of
+    their own, by ``kind/metric``.
 
     Raises UsageError when they are of several corpora or profiles, or a metric was not measured.
     """
@@ -124,7 +126,7 @@ def write_baseline(
         profile=profile, corpus_hash=corpus, margin=margin,
         eval_sets={f"{e.kind}/{name}": value for e in entries for name, value in e.eval_sets.items()},
         judge={e.kind: e.components.get("judge", {}) for e in entries},
-        metrics={name: BaselineFigure(value=f.value, n=f.n) for name, f in wanted.items()},
+        metrics={k: BaselineFigure(value=f.value, n=f.n, margin=(own or {}).get(k)) for k, f in wanted.items()},
     )  # fmt: skip
     write_json(path, baseline)
     return baseline

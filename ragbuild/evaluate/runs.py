@@ -157,6 +157,20 @@ def answer_values(traces: Mapping[str, Sequence[AnswerTrace]]) -> Values:
     return {metric: values for metric, values in out.items() if values}
 
 
+def own_margins(entries: Sequence[Entry], margin: float) -> dict[str, float]:
+    """Margins for a baseline where the general one does not fit: none at all for answers of a wrong version, two cases
+    where that is more than the margin, so that rounding on another machine fails no build."""
+    out = {}
+    for run in entries:
+        for metric in GATED.get(run.kind, ()):
+            n = run.metrics[metric].n if metric in run.metrics else 0
+            if metric.endswith("/right_version"):
+                out[f"{run.kind}/{metric}"] = 0.0
+            elif n and 2 / n > margin:
+                out[f"{run.kind}/{metric}"] = round(2 / n, 9)
+    return out
+
+
 def targets(report: QdocReport, traces: Sequence[AnswerTrace]) -> list[dict[str, Any]]:
     """Each of `TARGETS`: what was reached, with its 95 % Wilson interval, over how many cases, and whether it is met.
     Refusals are measured on the test half, since thresholds were set on the other."""

@@ -72,6 +72,8 @@ def test_a_round_is_a_changed_prompt_and_nothing_else(tmp_path: Path):
         record_round(workspace, one, new, "recall@10")
     with pytest.raises(UsageError, match="Q-DOC-A"):
         record_round(workspace, None, run(cases(1)), "recall@10")
+    with pytest.raises(UsageError, match="no 'expert/overall'"):
+        record_round(workspace, None, one, "expert/overall")
     assert prompt_rounds(workspace) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from ragbuild.evaluate import runs
 from ragbuild.evaluate.align import align
 from ragbuild.evaluate.answers import AnswerTrace, summary
 from ragbuild.evaluate.judge import RubricJudge
-from ragbuild.evaluate.ledger import SECTIONS
+from ragbuild.evaluate.ledger import SECTIONS, Figure
 from ragbuild.evaluate.qdoc import report
 from ragbuild.evaluate.rubric import DIMENSIONS, Score
 from ragbuild.offline.evalset import set_hash
@@ -216,3 +217,13 @@ def test_gated_figures_are_ones_that_a_run_measures(version):
     reports = dict.fromkeys(runs.SETS, report([FOUND, MISSED], (10, 50), version))
     assert set(runs.GATED["qdoc"]) <= runs.retrieval_values(reports).keys()
     assert set(runs.GATED["qdoca"]) <= runs.answer_values({"expert": ANSWERS}).keys()
+
+
+def test_a_baseline_allows_two_cases_but_no_wrong_version():
+    figures = {
+        "expert/overall": Figure(value=0.5, n=128), "expert/right_version": Figure(value=1.0, n=88),
+        "expert/refused_rightly": Figure(value=0.5, n=40),
+    }  # fmt: skip
+    run = SimpleNamespace(kind="qdoca", metrics=figures)
+    own = runs.own_margins([run], 0.02)
+    assert own == {"qdoca/expert/right_version": 0.0, "qdoca/expert/refused_rightly": 0.05}
