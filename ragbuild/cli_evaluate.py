@@ -337,17 +337,17 @@ def prompt_round(
 @evaluate.command()
 def runs(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> None:
     """The runs in the ledger, oldest first."""
-    rows = [
-        {"id": e.id, "kind": e.kind, "label": e.label, "workspace": e.workspace,
-         **dict([next(((m, f.value) for m, f in e.metrics.items()), ("", None))])}
-        for e in _entries(workspace)
-    ]  # fmt: skip
+    rows = []
+    for e in _entries(workspace):
+        metric, figure = next(iter(e.metrics.items()), ("", None))
+        rows.append({**e.model_dump(include={"id", "kind", "label", "workspace"}), "headline": metric,
+                     "value": figure and figure.value})  # fmt: skip
     if as_json:
         emit({"runs": rows})
+    elif rows:
+        _table("Runs", rows)
     else:
-        for row in rows:
-            figures = ", ".join(f"{k} {v:.4f}" for k, v in list(row.items())[4:] if v is not None)
-            typer.echo(f"{row['id']:24} {row['kind']:8} {row['label']:16} {row['workspace']:24} {figures}")
+        say("no run yet: 'ragbuild eval qdoc' makes one")
 
 
 def _entries(workspace: Path | None) -> list[Any]:

@@ -137,6 +137,8 @@ def iter_records(path: str | Path, model: type[R]) -> Iterator[R]:
                     yield model.model_validate_json(row)
     except FileNotFoundError:
         raise InputRefused(f"{path} is missing; run the step that writes it first") from None
+    except UnicodeDecodeError as error:
+        raise InputRefused(f"{path}, after row {number}: not UTF-8 ({error.reason}); build again") from None
     except ValidationError as error:
         raise InputRefused(f"{path}, row {number}: not a valid {model.__name__}: {error_fields(error)}") from None
 

@@ -136,6 +136,10 @@ def test_a_file_of_another_shape_is_refused(tmp_path):
         list(iter_records(tmp_path / "a.json", TermEntry))
     with pytest.raises(InputRefused, match="none.json is missing"):
         list(iter_records(tmp_path / "none.json", TermEntry))
+    (tmp_path / "gb.json").write_bytes('[\n{"standard_term":"单点登录"}\n]\n'.encode("gb18030"))
+    for read in (read_records, lambda *a: list(iter_records(*a))):
+        with pytest.raises(InputRefused, match="not UTF-8"):
+            read(tmp_path / "gb.json", TermEntry)
 
 
 # --- CSV for people --------------------------------------------------------------------------------------------------
