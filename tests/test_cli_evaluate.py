@@ -202,3 +202,14 @@ def test_a_broken_tokenizer_ends_the_build_with_3_and_is_named(tmp_path: Path) -
     assert done.returncode == 3, done.stderr
     assert "tokenizer or dictionary" in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "run" / "offline_evaluation.json").is_file(), "the report is there all the same"
+
+
+def test_a_corpus_without_a_question_is_built_and_says_that_it_is_not_evaluated(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "note.md").write_text("# メモ\n\n本日は晴天なり。\n", encoding="utf-8")
+    done = ragbuild("build", "--corpus", corpus, "--out", tmp_path / "run", "--skip", "20", "-p", "tune.corpus=own")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("NOT EVALUATED") == 2
+    assert read_json(tmp_path / "run" / "evaluation.json") == {"entries": []}
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()

@@ -37,6 +37,11 @@ class InputRefused(RagbuildError):
     exit_code = 4
 
 
+class NothingToMeasure(InputRefused):
+    """There is no question to evaluate with. A step that raises it, after writing its empty files, ends well: the build
+    says "not evaluated" and goes on (exit code 4 elsewhere)."""
+
+
 class MissingResource(RagbuildError):
     """A model, service or optional package is missing; the message names the command that gets it (exit 5)."""
 
@@ -58,7 +63,7 @@ class DocumentRefused(RagbuildError):
 EXIT_CODES: dict[str, int] = {
     cls.__name__: cls.exit_code
     for cls in (
-        RagbuildError, StepFailed, UsageError, GateFailed, InputRefused, MissingResource, WorkspaceLocked,
-        DocumentRefused,
+        RagbuildError, StepFailed, UsageError, GateFailed, InputRefused, NothingToMeasure, MissingResource,
+        WorkspaceLocked, DocumentRefused,
     )
 }  # fmt: skip

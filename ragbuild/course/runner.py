@@ -29,7 +29,15 @@ import yaml
 
 from ragbuild import __version__
 from ragbuild.core.config import Config
-from ragbuild.core.errors import EXIT_CODES, InputRefused, RagbuildError, StepFailed, UsageError, WorkspaceLocked
+from ragbuild.core.errors import (
+    EXIT_CODES,
+    InputRefused,
+    NothingToMeasure,
+    RagbuildError,
+    StepFailed,
+    UsageError,
+    WorkspaceLocked,
+)
 from ragbuild.core.store import Workspace, hash_path, read_json, repository, sha256, write_json, write_text
 from ragbuild.course.step import StepSpec, input_paths
 
@@ -384,6 +392,7 @@ def _run_step(spec: StepSpec, workspace: Workspace, config: Config) -> tuple[Ste
             )  # fmt: skip
     except PapermillExecutionError as failure:
         error = _failure(spec, target, failure)
+        error = None if isinstance(error, NothingToMeasure) else error  # it has written what it declares, all empty
     except Exception as failure:  # the kernel died, or the notebook is no notebook
         error = StepFailed(f"{spec.path.name}: {type(failure).__name__}: {failure}\n  kept: {target}")
     finally:

@@ -35,7 +35,10 @@ GATED = {
     "qdoc": (
         "expert/fused/recall@50", "expert/parents/recall@50", "expert/reranked/ndcg@10", "generated/fused/recall@50",
     ),
-    "qdoca": ("expert/overall", "expert/right_version", "expert/refused_rightly", "expert/not_refused_wrongly"),
+    "qdoca": (
+        "expert/overall", "expert/right_version", "expert/refused_rightly", "expert/not_refused_wrongly",
+        "generated/overall",
+    ),
 }  # fmt: skip
 
 # What the course's own sample is to reach; a team sets its own.
