@@ -107,7 +107,7 @@ def read_json(path: str | Path) -> Any:
         raise InputRefused(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except ValueError as error:
         raise InputRefused(
-            f"{path} is not valid JSON ({error}); correct it, or where a step made it, remove it and run that again"
+            f"{path} is not valid JSON ({error}); correct it, or where a step made it, remove it and run its step again"
         ) from error
 
 

@@ -171,8 +171,8 @@ def test_secrets_come_from_the_environment_and_are_not_shown(monkeypatch):
 
 def test_exit_codes():
     expected = {"RagbuildError": 1, "StepFailed": 1, "UsageError": 2, "GateFailed": 3, "InputRefused": 4}
-    expected |= {"MissingResource": 5, "WorkspaceLocked": 6, "DocumentRefused": 4}
+    expected |= {"MissingResource": 5, "WorkspaceLocked": 6, "DocumentRefused": 4, "NothingToMeasure": 4}
     assert expected == EXIT_CODES
     assert {cls.__name__ for cls in RagbuildError.__subclasses__() if cls.__module__ == "ragbuild.core.errors"} == set(
         expected
-    ) - {"RagbuildError"}
+    ) - {"RagbuildError", "NothingToMeasure"}
