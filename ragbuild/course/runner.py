@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -419,6 +420,11 @@ def _local_kernels(folder: str) -> type:
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**{**settings, "transport": "ipc", "connection_file": f"{folder}/kernel.json"})
+
+        async def _async_pre_start_kernel(self, **settings: Any) -> Any:
+            """What cells print goes into the notebook; the rest is what sockets say while the kernel is shut down."""
+            command, settings = await super()._async_pre_start_kernel(**settings)
+            return command, {**settings, "stderr": subprocess.DEVNULL}
 
         async def _async_post_start_kernel(self, **settings: Any) -> None:
             await super()._async_post_start_kernel(**settings)
