@@ -6,6 +6,7 @@ process leaves the former file whole. No pickle is read or written anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -80,6 +81,13 @@ def append_line(path: Path, line: bytes) -> None:
         handle.write(line + b"\n")
         handle.flush()
         os.fsync(handle.fileno())
+
+
+def whole_lines(path: Path | None, model: type[R]) -> Iterator[R]:
+    """The records that `append_line` kept, one a line; a line torn by a crash is left out, and so is a missing file."""
+    for line in path.read_bytes().split(b"\n") if path is not None and path.is_file() else ():
+        with contextlib.suppress(ValidationError):
+            yield model.model_validate_json(line)
 
 
 def write_json(path: str | Path, data: Any) -> None:

@@ -6,18 +6,15 @@ content: who asked got nothing.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from ragbuild.core.errors import MissingResource, RagbuildError
 from ragbuild.core.records import Answer, Record, index_text
-from ragbuild.core.store import append_line, cache_dir, sha256
+from ragbuild.core.store import append_line, cache_dir, sha256, whole_lines
 from ragbuild.evaluate.facts import holds
 from ragbuild.evaluate.judge import Judge, Scores, overall
 from ragbuild.evaluate.metrics import bootstrap_ci, wilson
@@ -103,13 +100,9 @@ class KeptAnswers:
         self.pipeline = pipeline
         held = pipeline.config.model_dump(mode="json")
         names = ("retrieve", "rewrite", "route", "rerank", "generate", "llm", "embedder")
-        self._about = [pipeline.version.digest, {name: held.get(name) for name in names}]
-        self.path = cache_dir("answers") / f"{sha256(json.dumps(self._about, sort_keys=True))[:16]}.jsonl"
-        self._known: dict[str, Answer] = {}
-        for line in self.path.read_bytes().split(b"\n") if self.path.is_file() else ():
-            with contextlib.suppress(ValidationError):  # a line torn by a crash: asked again
-                told = _Told.model_validate_json(line)
-                self._known[told.key] = told.answer
+        about = [pipeline.version.digest, {name: held.get(name) for name in names}]
+        self.path = cache_dir("answers") / f"{sha256(json.dumps(about, sort_keys=True))[:16]}.jsonl"
+        self._known = {told.key: told.answer for told in whole_lines(self.path, _Told)}
 
     def ask(self, query: str) -> Answer:
         """As `Pipeline.ask`."""

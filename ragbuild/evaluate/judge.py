@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, create_model
 
 from ragbuild.core.config import Config, ConfigView, Endpoints
 from ragbuild.core.errors import MissingResource, RagbuildError, UsageError
-from ragbuild.core.store import append_line, sha256
+from ragbuild.core.store import append_line, sha256, whole_lines
 from ragbuild.evaluate.rubric import DIMENSIONS, Dimension, Judged, Reading, Score
 from ragbuild.models.llm import ChatClient
 
@@ -117,7 +117,7 @@ class ChatJudge:
         self._asked = [d for d in self.dimensions if not d.counted]
         fields = {f"d{i}": (_Mark, Field(alias=d.name)) for i, d in enumerate(self._asked)}
         self._schema = create_model("Verdict", **fields)  # type: ignore[call-overload]
-        self._known = _read_cache(cache)
+        self._known = {row.key: row.scores for row in whole_lines(cache, _Row)}
         self._lost = 0
 
     def __call__(self, judged: Judged) -> Scores:
@@ -174,18 +174,6 @@ def _data(value: object) -> str:
 class _Row(BaseModel):
     key: str
     scores: dict[str, Score]
-
-
-def _read_cache(path: Path | None) -> dict[str, Scores]:
-    """What a cache file holds; a line torn by a crash is left out and judged again."""
-    known: dict[str, Scores] = {}
-    for line in path.read_bytes().split(b"\n") if path is not None and path.is_file() else ():
-        try:
-            row = _Row.model_validate_json(line)
-        except ValidationError:
-            continue
-        known[row.key] = row.scores
-    return known
 
 
 def make_judge(config: Config | ConfigView, cache: Path | None = None) -> Judge:
