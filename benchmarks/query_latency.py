@@ -89,7 +89,7 @@ def index(folder: str, n: int, out) -> None:  # type: ignore[no-untyped-def]
     import tantivy  # noqa: F401
 
     from ragbuild.core.text import WordTokenizer
-    from ragbuild.index.versions import write_version
+    from ragbuild.index.staging import write_version
 
     WordTokenizer()("预热 warm up")
     rng = np.random.default_rng(7)

@@ -66,6 +66,9 @@ def build(
     corpus: Annotated[Path | None, typer.Option(help="Folder of documents (default data/corpus).")] = None,
     profile: ProfileOption = None,
     config: ConfigOption = None,
+    template: Annotated[
+        Path | None, typer.Option(help="A former project's records (its run's sediment/): settings, and prompt.md.")
+    ] = None,
     param: ParamOption = None,
     out: Annotated[Path | None, typer.Option(help="Build in this folder; outputs/latest is left alone.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only these notebooks, by number or name.")] = None,
@@ -83,7 +86,11 @@ def build(
     overrides = parse_assignments(param or [])
     if corpus is not None:
         overrides["corpus.dir"] = relative_to_repository(corpus)
-    resolved = load_config(profile, config, overrides)
+    if template is not None:
+        from ragbuild.knowledge.sediment import check_template
+
+        check_template(template)
+    resolved = load_config(profile, config, overrides, template)
     try:
         with _Progress() as progress:
             result = run_build(

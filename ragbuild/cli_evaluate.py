@@ -66,7 +66,7 @@ def _sets(root: Path, config: Any, pipeline: Any, wanted: list[str] | None, half
     sets = load_sets(pipeline.version, root, input_paths(config)["expert_eval_set"], wanted or SETS)
     for s in sets:
         if s.lost:
-            say(f"note: {s.name}: {len(s.lost)} pair(s) have their place in no chunk and are left out")
+            say(f"note: {s.name}: {len(s.lost)} case(s) have their place in no chunk and are left out")
     if half != "all":
         sets = [replace(s, cases=[c for c in s.cases if c.half == half], hash=f"{s.hash}:{half}") for s in sets]
     if not any(s.cases for s in sets):
@@ -273,15 +273,17 @@ def _judge_expert(workspace: Path | None, param: list[str] | None, as_json: bool
     from ragbuild.course.step import input_paths
     from ragbuild.evaluate.align import align_expert
     from ragbuild.evaluate.judge import make_judge
-    from ragbuild.evaluate.runs import chunk_map
+    from ragbuild.evaluate.runs import chunk_map, load_sets
     from ragbuild.offline.evalset import load_expert
 
-    _, config, pipeline = _opened(workspace, param)
+    root, config, pipeline = _opened(workspace, param)
     path = input_paths(config)["expert_eval_set"]
     if path is None:
         raise UsageError("there is no expert_eval_set.json beside the corpus; name a file with --human")
     by = make_judge(config)
-    found = align_expert(load_expert(path), by, chunk_map(pipeline.version), config.evaluate.bootstrap, config.seed)
+    here = {c.id for s in load_sets(pipeline.version, root, path, ["expert"]) for c in s.cases}
+    cases = [c for c in load_expert(path) if c.case_id in here]
+    found = align_expert(cases, by, chunk_map(pipeline.version), config.evaluate.bootstrap, config.seed)
     if as_json:
         emit({"judge": by.name, "stand_in": by.stand_in, **found})
         return

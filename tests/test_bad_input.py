@@ -22,10 +22,12 @@ import pytest
 
 from ragbuild.core.config import CorpusConfig, Endpoints, ParseConfig, load_config, stored_config
 from ragbuild.core.errors import InputRefused, UsageError, WorkspaceLocked
+from ragbuild.core.lock import WriterLock
 from ragbuild.core.store import hash_path, walk, write_text
 from ragbuild.course import runner
 from ragbuild.doctor import check
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.parse import CorpusResult, parse_corpus, write_parsed
 from ragbuild.offline.review import read_query_log, read_review
 from ragbuild.online.pipeline import Pipeline
@@ -277,7 +279,7 @@ def test_damaged_version_json(indexes: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["vectors.f32", "children.arrow", "keys.arrow", "parents.arrow"])
 def test_cut_segment(indexes: Path, name: str) -> None:
-    files = [f for f in walk(indexes / "v0001" / "segments") if f.name == name]
+    files = [f for f in walk(indexes / "segments") if f.name == name]
     if not files:
         pytest.skip(f"segments hold no {name}: {[f.name for f in walk(indexes / 'v0001' / 'segments')]}")
     files[0].write_bytes(files[0].read_bytes()[: files[0].stat().st_size // 2])
@@ -486,7 +488,7 @@ def test_latest_that_is_no_link_or_leads_nowhere(course: Path) -> None:
 
 def test_fresh_never_removes_a_workspace_that_is_being_written(course: Path) -> None:
     assert build(course, "--out", "mine")[0] == 0
-    held = runner.lock(course / "mine")
+    held = WriterLock(course / "mine").acquire()
     try:
         assert build(course, "--out", "mine", "--fresh")[0] == WorkspaceLocked.exit_code
         assert (course / "mine" / "b.txt").exists()

@@ -227,6 +227,21 @@ class GatesConfig(Section):
     margin: float = Field(0.02, ge=0, le=1)  # a metric of the baseline may fall by this much
 
 
+class KnowledgeConfig(Section):
+    """How documents are taken in after the build, and when a full rebuild is recommended."""
+
+    decisions: str = "auto"  # decisions.csv in the source folder, else beside it
+    unattended: tuple[Literal["unchanged", "parallel", "correction", "replace", "legacy"], ...] = (
+        "unchanged", "parallel", "correction",
+    )  # fmt: skip
+    append_terms: bool = True  # terms that new documents define or name join the dictionary
+    keep_versions: int = Field(10, ge=1)
+    regression_answers: bool = True  # sync measures answers too, not retrieval alone
+    rebuild_growth: float = Field(1.0, gt=0)  # a full rebuild is recommended beyond these
+    rebuild_dictionary: float = Field(0.3, gt=0)
+    rebuild_recall: float = Field(0.05, gt=0)
+
+
 class LLMConfig(Section):
     """Everything about the chat endpoint but its address and key, which come from the environment."""
 
@@ -265,6 +280,7 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     tune: TuneConfig = TuneConfig()
     gates: GatesConfig = GatesConfig()
+    knowledge: KnowledgeConfig = KnowledgeConfig()
     llm: LLMConfig = LLMConfig()
     course: CourseConfig = CourseConfig()
 
@@ -332,7 +348,12 @@ class Endpoints:
 
 def shown_url(url: str | None) -> str:
     """An address as it may be shown: without the user, password and query that may stand in it; ``none`` for None."""
-    return re.sub(r"^(\w+://)[^/@]*@|[?#].*$", r"\1", url) if url else "none"
+    if not url:
+        return "none"
+    head, tail = re.fullmatch(r"([^?#]*)(.*)", url, re.DOTALL).groups()
+    if "@" in tail:  # a password with a sign that should have been written as %23: it's unclear where it ends
+        head = head.partition("://")[0] + "://…"
+    return re.sub(r"^([\w.+-]+://)?.*@", r"\1", head, flags=re.DOTALL)
 
 
 def profiles() -> list[str]:
@@ -342,15 +363,20 @@ def profiles() -> list[str]:
 
 
 def load_config(
-    profile: str | None = None, file: str | Path | None = None, overrides: Mapping[str, Any] | None = None
-) -> Config:
-    """Resolve defaults <- profile <- file <- overrides (dotted keys).
+    profile: str | None = None, file: str | Path | None = None, overrides: Mapping[str, Any] | None = None,
+    template: Path | None = None,
+) -> Config:  # fmt: skip
+    """Resolve defaults <- profile <- template (a folder of records, see knowledge/sediment.py) <- file <- overrides
+    (dotted keys).
 
     Raises UsageError for an unknown profile, a file that is no YAML mapping, an unknown key or a bad value.
     """
     packaged = resources.files("ragbuild") / "config"
     data = yaml.safe_load((packaged / "default_config.yaml").read_text(encoding="utf-8"))
-    user = _read_yaml(Path(file)) if file else {}
+    user = _read_yaml(template / "template.yaml") if template else {}
+    if template and (prompt := template / "prompt.md").is_file():
+        user = _merge(user, {"generate": {"prompt": str(prompt.resolve())}})
+    user = _merge(user, _read_yaml(Path(file)) if file else {})
     name = (overrides or {}).get("profile") or profile or user.get("profile") or data["profile"]
     if name not in profiles():
         raise UsageError(f"unknown profile '{name}'; there are: {', '.join(profiles())}")

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -249,6 +250,24 @@ def walk(folder: str | Path) -> list[Path]:
         dirs[:] = sorted(d for d in dirs if not os.path.islink(os.path.join(root, d)) and not d.startswith("."))
         out += [Path(root, f) for f in files if not f.startswith(".") and not os.path.islink(os.path.join(root, f))]
     return sorted(out, key=lambda p: p.relative_to(folder).as_posix())
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link, or a copy where the file system has none. For files that are replaced, never written in place."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def link_tree(source: Path, target: Path, skip: Sequence[str] = ()) -> None:
+    """Make the folder `target` of links to the files of `source`."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.name not in skip:
+            link(file, target / file.name)
 
 
 def inside(base: str | Path, relative: str) -> Path:

@@ -37,12 +37,13 @@ from ragbuild.core.errors import (
     RagbuildError,
     StepFailed,
     UsageError,
-    WorkspaceLocked,
 )
-from ragbuild.core.store import Workspace, hash_path, read_json, repository, sha256, write_json, write_text
+from ragbuild.core.lock import WriterLock
+from ragbuild.core.store import Workspace, hash_path, link, read_json, repository, sha256, write_json, write_text
 from ragbuild.course.step import StepSpec, input_paths
 
 EVALUATION = "evaluation.json"  # the step that writes it hands its entries to the ledger
+OWN_FILES = (".lock*", "*.tmp", "registry.sqlite*", ".workspace-id")  # of one workspace, never taken into a new run
 Status = Literal["done", "reused", "failed", "not run"]
 
 
@@ -214,7 +215,7 @@ def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None
     half = outputs / f".{new.name}.tmp"  # a copy that was killed or ran out of space is never taken for a run
     shutil.rmtree(half, ignore_errors=True)
     try:
-        shutil.copytree(last, half, copy_function=_link, ignore=shutil.ignore_patterns(".lock*", "*.tmp"))
+        shutil.copytree(last, half, copy_function=_linked, ignore=shutil.ignore_patterns(*OWN_FILES))
     except shutil.Error as error:
         shutil.rmtree(half, ignore_errors=True)
         raise OSError(errno.EIO, f"{last} cannot be copied ({str(error.args[0])[:200]})", str(new)) from error
@@ -232,12 +233,9 @@ def _empty(run: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _link(source: str, target: str) -> None:
-    """Hard link where the file system allows it: files of a run are replaced, never written in place."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+def _linked(source: str, target: str) -> None:
+    """Files of a run are replaced, never written in place; a database is the exception, and is not copied."""
+    link(Path(source), Path(target))
 
 
 def _fresh_enough(spec: StepSpec, workspace: Workspace, config: Config) -> bool:
@@ -245,24 +243,6 @@ def _fresh_enough(spec: StepSpec, workspace: Workspace, config: Config) -> bool:
     if record.get("status") not in ("done", "reused") or record.get("hash") != step_hash(spec, workspace, config):
         return False
     return all(fingerprint(workspace.path(p)) == value for p, value in record["outputs"].items())
-
-
-def lock(run: Path):  # type: ignore[no-untyped-def]
-    """The workspace's lock, held for one writer. Raises WorkspaceLocked (exit 6) at once when another holds it."""
-    from filelock import FileLock, Timeout
-
-    run.mkdir(parents=True, exist_ok=True)
-    handle = FileLock(run / ".lock")
-    try:
-        handle.acquire(timeout=0)
-    except Timeout:
-        holder = run / ".lock.holder"
-        who = holder.read_text() if holder.is_file() else "another process"
-        raise WorkspaceLocked(
-            f"{run} is being written by {who}. Wait for it to end, or build elsewhere with --out."
-        ) from None
-    write_text(run / ".lock.holder", f"process {os.getpid()} on {os.uname().nodename} since {_now()}")
-    return handle
 
 
 def build(
@@ -292,7 +272,7 @@ def build(
         raise UsageError(f"{outputs / 'latest'} must be a link that builds may move, and is none; move it away")
     with _one_chooser(outputs) if out is None else contextlib.nullcontext():
         run = choose_run(config, chosen, out, fresh, outputs)
-        handle = lock(run)
+        handle = WriterLock(run).acquire()
     try:
         if fresh and out is not None:
             _empty(run)

@@ -25,7 +25,8 @@ from ragbuild.core.text import language_of
 from ragbuild.evaluate.beir import flat_chunks, read_qrels, read_rows, write_runs
 from ragbuild.evaluate.metrics import mean, paired_test, per_query
 from ragbuild.index.filters import EVERYTHING
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.models.embedders import Embedder, VectorCache, load_embedder, resolve_auto
 from ragbuild.models.rerankers import Reranker, load_reranker
 from ragbuild.online.rerank import rerank

@@ -23,6 +23,11 @@ SAMPLE = 16  # children, evenly spread, that are cut and encoded again
 Row = dict[str, Any]
 
 
+def grown(version: IndexVersion) -> bool:
+    """Has this version taken in documents after the build? Then the build's files say nothing about it."""
+    return version.manifest.get("made_by", "build") != "build"
+
+
 def completeness(
     version: IndexVersion, chunks: Sequence[Chunk], embedder: Embedder, config: Config | ConfigView, dictionary: Path
 ) -> list[Row]:
@@ -51,7 +56,9 @@ def completeness(
     check("lexical", "tokens of a sample, cut again", len(sample),
           sum(list(t) == version.tokenizer(text) for t, text in zip(tokens, texts, strict=True)))  # fmt: skip
     name, why = config.embedder.name, "configured"
-    if name == "auto":
+    if name == "auto" and grown(version):  # other languages than the build's ask for a rebuild, but break nothing
+        name, why = manifest["embedder"]["name"], "as built"
+    elif name == "auto":
         name, why = resolve_auto(d.language for d in version.documents)
     taken = manifest["embedder"]["name"]
     check("dense", f"embedder ({why})", name, taken, name == taken == embedder.name)

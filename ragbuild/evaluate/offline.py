@@ -61,13 +61,14 @@ def evaluate_offline(
     embedder: Embedder,
     config: Config | ConfigView,
     *,
-    markdown: Callable[[str], str | None],
+    markdown: Callable[[Chunk], str | None],
     dictionary: Path,
     log: Sequence[QueryRow] = (),
     lost: Sequence[str] = (),
 ) -> OfflineReport:
     """All of layer 1. `chunks`: the corpus that the index should hold; `cases`: mapped to it, `lost` the ids of those
-    that could not be; `markdown`: the parsed text of a doc_source; `dictionary`: the workspace's keyword_dict.json.
+    that could not be; `markdown`: the parsed text of a chunk's document; `dictionary`: the index's
+    keyword_dict.json.
 
     Nothing is raised for a bad figure: `gates.raise_if_failed` does that, once the report is written.
     """

@@ -38,33 +38,33 @@ CHILDREN = 20_000  # of a larger index every n-th child is looked at for the dic
 _HAN, _RUN = re.compile(f"[{HAN}]"), re.compile(f"[{HAN}]+|[^{HAN}]+")
 
 
-def parsed_text(folder: Path) -> Callable[[str], str | None]:
-    """Gives the parsed Markdown of a doc_source from a workspace's ``parsed/``, or None where it is gone."""
+def parsed_text(folder: Path) -> Callable[[Chunk], str | None]:
+    """Gives the parsed Markdown of a chunk's document from a build's ``parsed/``, or None where it is gone."""
 
-    def read(doc_source: str) -> str | None:
-        path = folder / f"{safe_name(doc_source)}.md"
+    def read(chunk: Chunk) -> str | None:
+        path = folder / f"{safe_name(chunk.doc_source)}.md"
         return path.read_bytes().decode("utf-8") if path.is_file() else None
 
     return read
 
 
 def chunk_quality(
-    chunks: Sequence[Chunk], markdown: Callable[[str], str | None], limits: ChunkConfig, max_tokens: int | None
+    chunks: Sequence[Chunk], markdown: Callable[[Chunk], str | None], limits: ChunkConfig, max_tokens: int | None
 ) -> list[Row]:
-    """Rows for all chunks of a corpus. `markdown` gives the parsed text of a doc_source, None where it is gone;
-    `max_tokens` is what the embedder reads of one text (counted with the chunks' tokenizer), None without a limit."""
+    """Rows for all chunks of a corpus. `markdown` gives the parsed text of a chunk's document, None where it is
+    gone; `max_tokens` is what the embedder reads of one text (counted with the chunks' tokenizer), None: no limit."""
     parents = {c.chunk_id: c for c in chunks if c.is_parent}
     children = [c for c in chunks if not c.is_parent]
     found: dict[str, list[str]] = {name: [] for name in (*VIOLATIONS, *_ENDS.values())}
-    by_source: dict[str, list[Chunk]] = defaultdict(list)
+    by_document: dict[str, list[Chunk]] = defaultdict(list)  # two versions may have one file name
     for chunk in chunks:
-        by_source[chunk.doc_source].append(chunk)
+        by_document[chunk.doc_key].append(chunk)
     tables, cut_tables, gone, looked_at = 0, [], [], list[Chunk]()
-    for source, mine in by_source.items():
+    for mine in by_document.values():
         spans = sorted((c.span, c.chunk_id) for c in mine if c.is_parent)
         found[OVERLAP] += [b[1] for a, b in pairwise(spans) if a[0][1] > b[0][0]]
-        if (text := markdown(source)) is None:
-            gone.append(source)
+        if (text := markdown(mine[0])) is None:
+            gone.append(mine[0].doc_source)
             continue
         looked_at += mine
         for what, chunk_id in _against_text(mine, text, read_units(text)):
@@ -97,7 +97,7 @@ def chunk_quality(
         _row(f"child under {short} tokens", [c.chunk_id for c in children if c.n_tokens < short], len(children)),
         _row("chunk over its limit", [c.chunk_id for c in chunks if c.n_tokens > longest[c.is_parent]], len(chunks)),
         _row(f"child longer than the embedder reads ({max_tokens or 'no limit'})", beyond, len(children)),
-        _row("document without its parsed text (not looked at above)", gone, len(by_source)),
+        _row("document without its parsed text (not looked at above)", gone, len(by_document)),
     ]
     return rows
 

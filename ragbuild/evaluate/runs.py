@@ -16,6 +16,7 @@ from ragbuild.core.records import Chunk
 from ragbuild.core.store import iter_records
 from ragbuild.evaluate.align import Alignment
 from ragbuild.evaluate.answers import AnswerTrace, KeptAnswers, run_answers
+from ragbuild.evaluate.completeness import grown
 from ragbuild.evaluate.judge import Judge
 from ragbuild.evaluate.ledger import Entry, components_of, corpus_hash, new_entry
 from ragbuild.evaluate.metrics import mean, wilson
@@ -51,7 +52,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class EvalSet:
-    """A set for the index at hand; `lost`: ids of pairs whose place is not in it."""
+    """A set for the index at hand; `lost`: ids of the cases whose place is not in it."""
 
     name: str
     cases: list[EvalCase]
@@ -65,12 +66,16 @@ def load_sets(
     """The sets named, for the index at hand: ``generated`` (the workspace's eval_set.json), ``expert`` (the file given)
     or a path to either kind; of several, those that there are.
 
-    Raises InputRefused when there is none, or rows can't be read or mapped.
+    Raises InputRefused when there is none, rows can't be read, or an expert's case can't be mapped to a built index.
+    Once an index has taken in other documents, such a case is no mistake: its document has left, and it is `lost`.
     """
-    return _mapped(chunk_map(version), workspace, expert, wanted)
+    return map_sets(chunk_map(version), workspace, expert, wanted, lenient=grown(version))
 
 
-def _mapped(chunks: ChunkMap, workspace: Path, expert: Path | None, wanted: Sequence[str]) -> list[EvalSet]:
+def map_sets(
+    chunks: ChunkMap, workspace: Path, expert: Path | None, wanted: Sequence[str] = SETS, *, lenient: bool
+) -> list[EvalSet]:
+    """As `load_sets`, for these chunks; `lenient`: expert cases that can't be mapped are lost and not refused."""
     places = {"expert": expert, "generated": workspace / "eval_set.json"}
     out = []
     for name in wanted:
@@ -83,9 +88,11 @@ def _mapped(chunks: ChunkMap, workspace: Path, expert: Path | None, wanted: Sequ
                 "expert_eval_set.json beside the corpus, anything else is a file"
             )
         by_people = name == "expert" or (name != "generated" and b'"case_id"' in path.read_bytes())
-        cases, lost = (
-            (expert_cases(load_expert(path), chunks), []) if by_people else pair_cases(load_pairs(path), chunks)
-        )
+        if by_people:
+            lost: list[str] = []
+            cases = expert_cases(load_expert(path), chunks, lost if lenient else None)
+        else:
+            cases, lost = pair_cases(load_pairs(path), chunks)
         out.append(EvalSet(name if name in places else path.stem, cases, set_hash(path), lost))
     if not out:
         raise InputRefused(
@@ -96,31 +103,39 @@ def _mapped(chunks: ChunkMap, workspace: Path, expert: Path | None, wanted: Sequ
 
 def chunk_map(version: IndexVersion) -> ChunkMap:
     """The chunks of an index version, for mapping ground truth to them."""
-    return ChunkMap([*version.all_parents(), *version.children(np.arange(len(version)))])
+    return ChunkMap(_held(version))
+
+
+def _held(version: IndexVersion) -> list[Chunk]:
+    return [*version.all_parents(), *version.children(np.arange(len(version)))]
 
 
 def measure_offline(
     pipeline: Pipeline, workspace: Path, config: Config | ConfigView, query_log: Path | None, expert: Path | None
 ) -> tuple[OfflineReport, list[EvalSet]]:
-    """Layer 1 on a workspace as the build left it, over both eval sets.
+    """Layer 1 on a workspace, over both eval sets.
 
-    Cases are mapped to the chunks that the index should hold, so that one it lacks is a miss and no refusal.
+    As the build left it, cases are mapped to the chunks that the index should hold, so that one it lacks is a miss and
+    no refusal. An index that took in documents since then has its own chunks, parsed texts and dictionary.
     """
-    chunks = list(iter_records(workspace / "chunked_corpus.json", Chunk))
-    sets = _mapped(ChunkMap(chunks), workspace, expert, SETS)
+    version, later = pipeline.version, grown(pipeline.version)
+    chunks = _held(version) if later else list(iter_records(workspace / "chunked_corpus.json", Chunk))
+    sets = map_sets(ChunkMap(chunks), workspace, expert, lenient=later)
+    texts = (lambda chunk: version.markdown(chunk.doc_key)) if later else parsed_text(workspace / "parsed")
     report = evaluate_offline(
-        pipeline.version, chunks, [c for s in sets for c in s.cases], pipeline.embedder, config,
-        markdown=parsed_text(workspace / "parsed"), dictionary=workspace / "keyword_dict.json",
+        version, chunks, [c for s in sets for c in s.cases], pipeline.embedder, config,
+        markdown=texts, dictionary=(version.folder if later else workspace) / "keyword_dict.json",
         log=read_query_log(query_log) if query_log else (), lost=[i for s in sets for i in s.lost],
     )  # fmt: skip
     return report, sets
 
 
 def measure_retrieval(
-    pipeline: Pipeline, sets: Sequence[EvalSet], cutoffs: Sequence[int], progress: Progress | None = None
-) -> dict[str, QdocReport]:
+    pipeline: Pipeline, sets: Sequence[EvalSet], cutoffs: Sequence[int], progress: Progress | None = None,
+    ablations: bool = True,
+) -> dict[str, QdocReport]:  # fmt: skip
     """Q-DOC of each set, by its name."""
-    return {s.name: run_qdoc(pipeline, s.cases, cutoffs, progress) for s in sets}
+    return {s.name: run_qdoc(pipeline, s.cases, cutoffs, progress, ablations) for s in sets}
 
 
 def measure_answers(

@@ -24,7 +24,8 @@ from ragbuild.core.text import TokenCounter
 from ragbuild.evaluate.runs import load_sets
 from ragbuild.evaluate.sweep import Sweep
 from ragbuild.evaluate.sweep_compute import Say, answerable, compute_sweep
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.models.embedders import VectorCache, load_embedder, resolve_auto
 from ragbuild.offline.chunk import chunk_corpus
 from ragbuild.offline.evalset import EvalCase

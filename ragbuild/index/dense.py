@@ -17,17 +17,24 @@ SELECTIVE = 0.1
 
 
 class DenseIndex:
-    """Cosine (inner product of unit vectors) over the concatenation of `segments`, each (n, dim) float32."""
+    """Cosine (inner product of unit vectors) over the concatenation of `segments`, each (n, dim) float32.
 
-    def __init__(self, segments: Sequence[np.ndarray], id_rank: np.ndarray, graphs: Sequence[Path | None] = ()) -> None:
+    `live`: where deleted vectors lie between the others, the places of those that are left, ascending; rows then number
+    these alone.
+    """
+
+    def __init__(
+        self, segments: Sequence[np.ndarray], id_rank: np.ndarray, graphs: Sequence[Path | None] = (),
+        live: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         pairs = [(s, g) for s, g in zip(segments, graphs or [None] * len(segments), strict=True) if len(s)]
         self._segments = [s for s, _ in pairs]
         self._graphs = [_read_graph(g) for _, g in pairs]
-        self._id_rank = id_rank
+        self._id_rank, self._live = id_rank, live
         self._offsets = np.cumsum([0] + [len(s) for s in self._segments])
 
     def __len__(self) -> int:
-        return int(self._offsets[-1])
+        return int(self._offsets[-1]) if self._live is None else len(self._live)
 
     def search(self, query: np.ndarray, k: int, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Rows and cosines of the k nearest to one unit vector (dim,), by (-cosine, id).
@@ -42,12 +49,22 @@ class DenseIndex:
         if allowed is not None and allowed.sum() < SELECTIVE * len(self):
             rows = np.flatnonzero(allowed)
             return best(rows, self.score(query, rows), k, self._id_rank)
+        places = self._places(allowed)
         found = [
-            self._search_segment(i, query, k, None if allowed is None else allowed[start : start + len(segment)])
+            self._search_segment(i, query, k, None if places is None else places[start : start + len(segment)])
             for i, (segment, start) in enumerate(zip(self._segments, self._offsets, strict=False))
         ]
         rows = np.concatenate([rows + start for (rows, _), start in zip(found, self._offsets, strict=False)])
+        rows = rows if self._live is None else np.searchsorted(self._live, rows)
         return best(rows, np.concatenate([scores for _, scores in found]), k, self._id_rank)
+
+    def _places(self, allowed: np.ndarray | None) -> np.ndarray | None:
+        """Which vectors may be found, deleted ones among them: bool over all places, or None for all."""
+        if self._live is None:
+            return allowed
+        places = np.zeros(self._offsets[-1], bool)
+        places[self._live if allowed is None else self._live[allowed]] = True
+        return places
 
     def score(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Cosines of `query` (dim,) with the given rows, in their order."""
@@ -55,7 +72,7 @@ class DenseIndex:
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Vectors of the given rows, float32 (n, dim)."""
-        rows = np.asarray(rows, np.int64)
+        rows = np.asarray(rows, np.int64) if self._live is None else self._live[np.asarray(rows, np.int64)]
         if len(self._segments) == 1:
             return np.asarray(self._segments[0][rows])
         out = np.empty((len(rows), self._segments[0].shape[1] if self._segments else 0), np.float32)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ragbuild.core.errors import MissingResource
+from ragbuild.core.store import link_tree
 from ragbuild.index.filters import FIELDS, Filter
 
 NEAR = 2e-6  # relative: some twenty terms added up in 32-bit floats
@@ -134,18 +135,27 @@ class TantivyIndex:
         schema = schema.add_unsigned_field("uid", indexed=True, fast=True)
         for field in FIELDS:
             schema = schema.add_text_field(field, tokenizer_name="raw", index_option="basic")
-        index = tantivy.Index(schema.build(), path=str(folder))
-        writer = index.writer(heap_size=50_000_000, num_threads=1)
-        for uid, tokens, fields in rows:
-            document = tantivy.Document()
-            document.add_unsigned("uid", uid)
-            document.add_text("body", " ".join(_safe(t) for t in tokens))
-            for field in FIELDS:
-                for value in fields[field]:
-                    document.add_text(field, value)
-            writer.add_document(document)
-        writer.commit()
-        writer.wait_merging_threads()
+        _write(tantivy.Index(schema.build(), path=str(folder)), rows)
+
+    @staticmethod
+    def update(
+        former: Path,
+        folder: Path,
+        gone: Iterable[int],
+        rows: Iterable[tuple[int, Sequence[str], dict[str, Sequence[str]]]],
+    ) -> None:
+        """Write to `folder` the index `former` without the uids of `gone` and with `rows` more.
+
+        Files are shared: tantivy's segments never change once written, and what does change it replaces. Document
+        frequencies count deleted documents until their segments are merged.
+        """
+        TantivyIndex.share(former, folder)
+        _write(_tantivy().Index.open(str(folder)), rows, gone)
+
+    @staticmethod
+    def share(former: Path, folder: Path) -> None:
+        """Make `folder` the same index as `former`, of the same files."""
+        link_tree(former, folder, skip=(".tantivy-meta.lock", ".tantivy-writer.lock"))
 
     def search(
         self, tokens: Sequence[str], k: int, allowed: np.ndarray | None, where: Filter
@@ -189,6 +199,25 @@ class TantivyIndex:
         hits = self._searcher.search(query, max(1, self.n_documents), count=False).hits
         uids = self._searcher.fast_field_values("uid", [address for _, address in hits])
         return np.searchsorted(self._uids, np.asarray(uids, dtype=np.int64))
+
+
+def _write(
+    index: Any, rows: Iterable[tuple[int, Sequence[str], dict[str, Sequence[str]]]], gone: Iterable[int] = ()
+) -> None:
+    """Delete uids, add rows, commit. One writer thread: the same input gives the same segments."""
+    document, writer = _tantivy().Document, index.writer(heap_size=50_000_000, num_threads=1)
+    for uid in gone:
+        writer.delete_documents_by_term("uid", uid)
+    for uid, tokens, fields in rows:
+        made = document()
+        made.add_unsigned("uid", uid)
+        made.add_text("body", " ".join(_safe(t) for t in tokens))
+        for field in FIELDS:
+            for value in fields[field]:
+                made.add_text(field, value)
+        writer.add_document(made)
+    writer.commit()
+    writer.wait_merging_threads()
 
 
 def _safe(token: str) -> str:

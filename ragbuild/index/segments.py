@@ -7,6 +7,7 @@ more than the vectors. `Chunk` objects are made for hits only.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Chunk
+from ragbuild.core.store import hash_path, write_json
 
 _TEXT, _LIST = pa.string(), pa.list_(pa.string())
 COLUMNS: dict[str, pa.DataType] = {
@@ -33,6 +35,7 @@ _KEYS = (
     "uid",
     "parent_row",
     "doc_source",
+    "doc_id",
     "status",
     "product_model",
     "doc_version",
@@ -85,8 +88,12 @@ class SegmentWriter:
             self.n_parents += 1
         self._parents.write(_batch(chunks, self._parents.schema))
 
-    def add_children(self, chunks: Sequence[Chunk], tokens: Sequence[Sequence[str]], vectors: np.ndarray) -> None:
-        """`vectors`: (n, dim) float32. The parents must have been added before; then they are forgotten.
+    def add_children(
+        self, chunks: Sequence[Chunk], tokens: Sequence[Sequence[str]], vectors: np.ndarray,
+        uids: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """`vectors`: (n, dim) float32. The parents must have been added before; then they are forgotten. `uids`: those
+        that the children have already, where a segment is written again.
 
         Raises InputRefused for a child without its parent, ValueError for vectors that are not what they should be.
         """
@@ -95,8 +102,9 @@ class SegmentWriter:
             raise InputRefused(f"chunk {unknown.chunk_id} comes before its parent {unknown.parent_id}, or without it")
         if vectors.shape != (len(chunks), self._dim) or not np.isfinite(vectors).all():
             raise ValueError(f"expected {len(chunks)} finite vectors of {self._dim} numbers, got {vectors.shape}")
+        first = self._first_uid + self.n_children
         extra = {
-            "uid": [self._first_uid + self.n_children + i for i in range(len(chunks))],
+            "uid": list(uids or range(first, first + len(chunks))),
             "parent_row": [self._parent_row[str(c.parent_id)] for c in chunks],
             "tokens": [list(t) for t in tokens],
         }
@@ -106,8 +114,30 @@ class SegmentWriter:
         self._vectors.write(np.ascontiguousarray(vectors, np.float32).tobytes())
         self.n_children += len(chunks)
         self.n_tokens += sum(map(len, tokens))
-        first = self._parent_row[str(chunks[-1].parent_id)]  # a batch may end before the children of later parents
-        self._parent_row = {k: v for k, v in self._parent_row.items() if v >= first}
+        last = self._parent_row[str(chunks[-1].parent_id)]  # a batch may end before the children of later parents
+        self._parent_row = {k: v for k, v in self._parent_row.items() if v >= last}
+
+    def copy(self, segment: Segment, live: np.ndarray) -> None:
+        """Add the children of another segment for which `live` (n,) is true, and their parents, with their uids."""
+        parent_row = segment.keys["parent_row"].to_numpy()
+        parents = np.unique(parent_row[live])
+        moved = np.full(segment.parents.num_rows, -1, np.int32)
+        moved[parents] = self.n_parents + np.arange(len(parents))
+        for batch, mask in _masked(segment.parents.batches(list(COLUMNS)), moved >= 0):
+            self._parents.write(batch.filter(mask))
+        place = self._children.schema.get_field_index("parent_row")
+        start = 0
+        for batch, mask in _masked(segment.children.batches(self._children.schema.names), live):
+            rows = pa.array(moved[parent_row[start : start + batch.num_rows]], pa.int32())
+            start += batch.num_rows
+            batch = batch.set_column(place, self._children.schema.field(place), rows).filter(mask)
+            self._children.write(batch)
+            self._keys.write_batch(batch.select(list(_KEYS)))
+        for start in range(0, len(live), 4096):
+            part = slice(start, start + 4096)
+            self._vectors.write(np.ascontiguousarray(segment.vectors[part][live[part]]).tobytes())
+        self.n_children += int(live.sum())
+        self.n_parents += len(parents)
 
     def __enter__(self) -> SegmentWriter:
         return self
@@ -120,6 +150,24 @@ class SegmentWriter:
         self._children.close()
         self._keys.close()
         self._vectors.close()
+
+
+def _masked(batches: Iterator[pa.RecordBatch], mask: np.ndarray) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """Each batch with its part of `mask`."""
+    start = 0
+    for batch in batches:
+        yield batch, pa.array(mask[start : start + batch.num_rows])
+        start += batch.num_rows
+
+
+def seal(folder: Path) -> str:
+    """Sync a segment's files and name them by hash in ``segment.json``; returns the hash of that."""
+    files = sorted(f for f in folder.iterdir() if f.name != "segment.json")
+    for file in files:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    write_json(folder / "segment.json", {f.name: hash_path(f) for f in files})
+    return hash_path(folder / "segment.json")
 
 
 def _batch(chunks: Sequence[Chunk], schema: pa.Schema, extra: dict[str, list[Any]] | None = None) -> pa.RecordBatch:

@@ -1,16 +1,18 @@
-"""Index versions: folders that are never changed once ``CURRENT`` names them.
+"""Index versions: folders that are never changed once ``CURRENT`` names them, open for reading.
 
-``indexes/v0001/`` holds segments, the lexical engine's files, the documents as they then were, and the dictionary and
-prompt that belong to it; `version.json` names all of them by hash. Renaming ``CURRENT`` is the only commit point: a
-build that is killed leaves the former version in use.
+``indexes/v0001/`` holds the lexical engine's files, the documents as they then were, the dictionary and prompt that
+belong to it, and which children are deleted; segments lie in ``indexes/segments/`` and parsed texts and images in
+``indexes/files/``, where versions share them. `version.json` names all of it by hash; `made.json` says when, how and
+why. Renaming ``CURRENT`` is the only commit point: a writer that is killed leaves the former version in use.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ragbuild.core.config import Config, ConfigView
 from ragbuild.core.errors import InputRefused, UsageError
-from ragbuild.core.records import Chunk, Document, TermEntry, index_text
-from ragbuild.core.store import hash_path, read_json, read_records, sha256, write_json, write_records, write_text
+from ragbuild.core.records import Chunk, Document, TermEntry, document_key
+from ragbuild.core.store import hash_path, read_json, read_records, sha256, write_text
 from ragbuild.core.text import LexicalTokenizer, make_tokenizer
-from ragbuild.index.dense import DenseIndex, build_graph
+from ragbuild.index.dense import DenseIndex
 from ragbuild.index.filters import FIELDS, Filter
 from ragbuild.index.lexical import LexicalIndex, RankBM25Index, TantivyIndex, bm25_scores
-from ragbuild.index.segments import COLUMNS, Rows, Segment, SegmentWriter, as_chunks
+from ragbuild.index.segments import COLUMNS, Rows, Segment, as_chunks
 
-BATCH = 1024  # children held in memory while an index is written
+SEGMENTS, FILES = "segments", "files"  # shared by all versions
 Encode = Callable[[Sequence[str]], np.ndarray]
 
 
@@ -50,100 +51,9 @@ def version_names(indexes: Path) -> list[str]:
     return sorted(names, key=lambda name: int(name[1:]))
 
 
-def write_version(
-    indexes: Path,
-    chunks: Iterable[Chunk],
-    documents: Sequence[Document],
-    entries: Sequence[TermEntry],
-    *,
-    config: Config | ConfigView,
-    encode: Encode,
-    embedder: dict[str, Any],
-    prompt: str = "",
-    progress: Callable[[int], None] | None = None,
-) -> str:
-    """Make a new version from chunks (each parent before its children), streaming, and publish it.
-
-    `encode`: texts to unit vectors (n, dim); `embedder`: at least name and dim, kept in the manifest.
-    Returns the version's name. Raises InputRefused when there is no child to index.
-    """
-    indexes.mkdir(parents=True, exist_ok=True)
-    for leftover in indexes.glob(".building-*"):
-        shutil.rmtree(leftover)
-    name = f"v{max([int(v[1:]) for v in version_names(indexes)], default=0) + 1:04d}"
-    folder = indexes / f".building-{name}"
-    tokenizer = _tokenizer(config, entries)
-    with SegmentWriter(folder / "segments" / "s0001", first_uid=0, dim=embedder["dim"]) as writer:
-        for batch in _batches(chunks, BATCH):
-            writer.add_parents([c for c in batch if c.is_parent])
-            children = [c for c in batch if not c.is_parent]
-            if children:
-                texts = [index_text(c) for c in children]
-                writer.add_children(children, [tokenizer(t) for t in texts], encode(texts))
-            if progress:
-                progress(writer.n_children)
-    if not writer.n_children:
-        raise InputRefused("there is no child chunk to index; see the report of the chunking step for what was refused")
-    segment = Segment(folder / "segments" / "s0001", embedder["dim"])
-    counts = pc.value_counts(segment.keys["chunk_id"])
-    twice = counts.filter(pc.greater(counts.field("counts"), 1))
-    if len(twice):
-        raise InputRefused(f"chunk {twice[0]['values']} stands {twice[0]['counts']} times; ids must be unique")
-    engine = config.lexical.engine
-    if engine == "auto":
-        engine = "rank_bm25" if writer.n_children <= config.lexical.rank_bm25_up_to else "tantivy"
-    if engine == "tantivy":
-        TantivyIndex.build(folder / "lexical", _lexical_rows(segment))
-    if writer.n_children > config.dense.hnsw_above:
-        build_graph(segment.vectors, segment.folder / "hnsw.faiss", config.dense.hnsw_m)
-    write_text(folder / "documents.jsonl", "".join(d.model_dump_json() + "\n" for d in documents))
-    write_records(folder / "keyword_dict.json", entries)
-    write_text(folder / "prompt.md", prompt)
-    write_json(
-        folder / "version.json",
-        {
-            "version": name,
-            "segments": ["s0001"],
-            "children": writer.n_children,
-            "parents": writer.n_parents,
-            "n_tokens": writer.n_tokens,
-            "documents": len(documents),
-            "lexical": {**config.lexical.model_dump(mode="json"), "engine": engine},
-            "embedder": embedder,
-            "hashes": {f.name: hash_path(f) for f in sorted(folder.iterdir()) if f.is_file()},
-        },
-    )
-    os.replace(folder, indexes / name)
-    publish(indexes, name)
-    return name
-
-
 def publish(indexes: Path, name: str) -> None:
     """Make `name` the version that readers open from now on; those that hold the old one finish on it."""
     write_text(indexes / "CURRENT", name + "\n")
-
-
-def _batches(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
-    batch: list[Chunk] = []
-    for chunk in chunks:
-        batch.append(chunk)
-        if len(batch) >= size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _tokenizer(config: Config | ConfigView, entries: Sequence[TermEntry]) -> LexicalTokenizer:
-    lexical = config.lexical
-    return make_tokenizer(lexical.tokenizer, entries, lexical.stem, lexical.char_bigrams)
-
-
-def _lexical_rows(segment: Segment) -> Iterator[tuple[int, list[str], dict[str, list[str]]]]:
-    for batch in segment.children.batches(["uid", "tokens", *FIELDS]):
-        for row in batch.to_pylist():
-            fields = {f: row[f] if isinstance(row[f], list) else [row[f]] for f in FIELDS}
-            yield row["uid"], row["tokens"], fields
 
 
 def _take(files: Sequence[Rows], rows: np.ndarray, *names: Sequence[str]) -> list[dict[str, Any]]:
@@ -174,35 +84,88 @@ class IndexVersion:
 
     def __init__(self, indexes: Path, name: str | None = None) -> None:
         """`name`: a version, or None for the one that ``CURRENT`` names. Raises InputRefused when there is none."""
-        name = name or current_version(indexes)
-        if name is None:
-            raise InputRefused(f"no index in {indexes}; run 'ragbuild build' first")
-        self.folder = indexes / name
-        if not (self.folder / "version.json").is_file():
-            raise InputRefused(f"index version {name} is not there; {indexes} holds {version_names(indexes) or 'none'}")
-        self.name = name
+        self._hold = self._opened(indexes, name)
+        self.indexes, self.folder, self.name = indexes, self._folder, self._folder.name
         self.manifest: dict[str, Any] = read_json(self.folder / "version.json")
         try:
             self._check_hashes()
             dim, _ = self.manifest["embedder"]["dim"], self.manifest["lexical"]["engine"]
-            self._segments = [Segment(self.folder / "segments" / s, dim) for s in self.manifest["segments"]]
+            segments = self.manifest["segments"]
+            self._segments = [Segment(indexes / SEGMENTS / s["name"], dim) for s in segments]
+            masks = [self._live_in(s, segment) for s, segment in zip(segments, self._segments, strict=True)]
+            live = np.concatenate(masks)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise InputRefused(f"index version {name} is damaged ({what}); run 'ragbuild build' again") from error
-        self._keys = pa.concat_tables([s.keys for s in self._segments])
+            raise InputRefused(f"index version {self.name} is damaged ({what}); run 'ragbuild build' again") from error
+        self._live = None if live.all() else np.flatnonzero(live)
+        keys = [
+            s.keys if mask.all() else s.keys.filter(pa.array(mask))
+            for s, mask in zip(self._segments, masks, strict=True)
+        ]
+        self._keys = pa.concat_tables(keys)
         offsets = np.cumsum([0] + [s.parents.num_rows for s in self._segments])
-        self._parent_row = np.concatenate(
-            [s.keys["parent_row"].to_numpy() + o for s, o in zip(self._segments, offsets, strict=False)]
-        )
+        self._parent_row = np.concatenate([k["parent_row"].to_numpy() + o for k, o in zip(keys, offsets, strict=False)])
         self.ids: np.ndarray = self._keys["chunk_id"].cast(pa.binary()).to_numpy(zero_copy_only=False).astype("S")
         self._by_id = np.argsort(self.ids, kind="stable")
         self.id_rank = np.empty(len(self.ids), np.int64)
         self.id_rank[self._by_id] = np.arange(len(self.ids))
 
+    def _opened(self, indexes: Path, name: str | None) -> Any:
+        """Find the folder and hold it: what a reader holds is not pruned. Returns the open file that holds it."""
+        for _ in range(5):
+            wanted = name or current_version(indexes)
+            if wanted is None:
+                raise InputRefused(f"no index in {indexes}; run 'ragbuild build' first")
+            self._folder = indexes / wanted
+            try:
+                hold = os.open(self._folder / "version.json", os.O_RDONLY)
+            except OSError:
+                if name is None and current_version(indexes) != wanted:
+                    continue
+                break
+            weakref.finalize(self, os.close, hold)
+            try:
+                fcntl.flock(hold, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return hold
+            except BlockingIOError:  # it is being pruned; CURRENT names another by now
+                continue
+            except OSError:  # a file system without locks
+                return hold
+        raise InputRefused(f"index version {wanted} is not there; {indexes} holds {version_names(indexes) or 'none'}")
+
+    def _live_in(self, entry: dict[str, Any], segment: Segment) -> np.ndarray:
+        """Which children of a segment are not deleted: bool (n,)."""
+        n = segment.keys.num_rows
+        if not entry["deleted"]:
+            return np.ones(n, bool)
+        bits = np.frombuffer((self.folder / f"{entry['name']}.deleted").read_bytes(), np.uint8)
+        gone = np.unpackbits(bits, count=n).astype(bool)
+        if gone.sum() != entry["deleted"]:
+            raise ValueError(f"{entry['name']}: {gone.sum()} children are marked as deleted, not {entry['deleted']}")
+        return ~gone
+
     def _check_hashes(self) -> None:
         for file, expected in self.manifest["hashes"].items():
             if hash_path(self.folder / file) != expected:
                 raise InputRefused(f"{self.folder / file} was changed after publishing; run 'ragbuild build' again")
+        for entry in self.manifest["segments"]:
+            path = self.indexes / SEGMENTS / entry["name"] / "segment.json"
+            if hash_path(path) != entry["hash"]:
+                raise ValueError(f"{path} is missing or was changed")
+
+    def verify(self) -> list[str]:
+        """Read everything that belongs to this version and compare it with its hash; what is wrong, in words."""
+        wrong = []
+        for entry in self.manifest["segments"]:
+            folder = self.indexes / SEGMENTS / entry["name"]
+            for file, expected in read_json(folder / "segment.json").items():
+                if hash_path(folder / file) != expected:
+                    wrong.append(f"{folder / file} is missing or was changed")
+        for files in self.kept.values():
+            for name, digest in files.items():
+                if hash_path(self.indexes / FILES / digest) != digest:
+                    wrong.append(f"{self.indexes / FILES / digest} ({name}) is missing or was changed")
+        return wrong
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -211,6 +174,22 @@ class IndexVersion:
     def documents(self) -> list[Document]:
         lines = (self.folder / "documents.jsonl").read_text(encoding="utf-8").split("\n")  # a title may hold U+2028
         return [Document.model_validate_json(line) for line in lines if line]
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """When, by which command and why this version was made, and what was measured of it then."""
+        path = self.folder / "made.json"
+        return read_json(path) if path.is_file() else {}
+
+    @cached_property
+    def kept(self) -> dict[str, dict[str, str]]:
+        """For each document's key, its parsed text, page map and images in ``files/``: name to hash."""
+        return read_json(self.folder / "kept.json")
+
+    def markdown(self, doc_key: str) -> str | None:
+        """The parsed Markdown that the spans of this document's chunks are offsets into; None where none was kept."""
+        digest = next((h for n, h in self.kept.get(doc_key, {}).items() if n.endswith(".md")), None)
+        return (self.indexes / FILES / digest).read_bytes().decode("utf-8") if digest else None
 
     @cached_property
     def entries(self) -> list[TermEntry]:
@@ -233,6 +212,7 @@ class IndexVersion:
             tokens = [
                 t for s in self._segments for b in s.children.batches(["tokens"]) for t in b["tokens"].to_pylist()
             ]
+            tokens = tokens if self._live is None else [tokens[i] for i in self._live]
             return RankBM25Index(tokens, self.id_rank, lexical["k1"], lexical["b"])
         index = TantivyIndex(self.folder / "lexical", self._keys["uid"].to_numpy(), self.id_rank)
         index.average_length = self.manifest["n_tokens"] / max(1, len(self))
@@ -246,7 +226,7 @@ class IndexVersion:
     @cached_property
     def dense(self) -> DenseIndex:
         graphs = [s.graph for s in self._segments]
-        return DenseIndex([s.vectors for s in self._segments], self.id_rank, graphs if any(graphs) else ())
+        return DenseIndex([s.vectors for s in self._segments], self.id_rank, graphs if any(graphs) else (), self._live)
 
     @cached_property
     def _codes(self) -> dict[str, tuple[np.ndarray, list[str]]]:
@@ -303,16 +283,17 @@ class IndexVersion:
 
     def rows_of(self, ids: Sequence[str]) -> np.ndarray:
         """Rows of child ids. Raises InputRefused for an id that this version does not hold."""
-        wanted = np.array([i.encode() for i in ids], dtype="S") if len(ids) else np.zeros(0, "S1")
-        place = np.searchsorted(self.ids, wanted, sorter=self._by_id)
-        rows = self._by_id[np.minimum(place, len(self) - 1)]
-        unknown = [i for i, ok in zip(ids, self.ids[rows] == wanted, strict=True) if not ok]
+        rows, known = self._find(ids)
+        unknown = [i for i, ok in zip(ids, known, strict=True) if not ok]
         if unknown:
             raise InputRefused(f"chunk {unknown[0]} is not in index version {self.name}")
         return rows
 
     def children(self, rows: np.ndarray) -> list[Chunk]:
-        return as_chunks(_take([s.children for s in self._segments], rows))
+        return as_chunks(self._read(rows, tuple(COLUMNS)))
+
+    def _read(self, rows: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+        return _take([s.children for s in self._segments], self.places(np.asarray(rows, np.int64)), names)
 
     def parents_of(self, rows: np.ndarray) -> list[Chunk]:
         """The parents of the given children, collapsed, in the order of first appearance."""
@@ -320,18 +301,55 @@ class IndexVersion:
         return as_chunks(_take([s.parents for s in self._segments], wanted))
 
     def all_parents(self) -> list[Chunk]:
-        files = [s.parents for s in self._segments]
-        return as_chunks(_take(files, np.arange(sum(f.num_rows for f in files))))
+        """Every parent that has a child left."""
+        return as_chunks(_take([s.parents for s in self._segments], np.unique(self._parent_row)))
 
     def children_and_tokens(self, rows: np.ndarray) -> tuple[list[Chunk], list[list[str]]]:
         """Both of the given rows, in one read."""
-        records = _take([s.children for s in self._segments], rows, (*COLUMNS, "tokens"))
+        records = self._read(rows, (*COLUMNS, "tokens"))
         tokens = [record.pop("tokens") for record in records]
         return as_chunks(records), tokens
 
     def tokens(self, rows: np.ndarray) -> list[list[str]]:
         """The tokens that were cut when the index was made."""
-        return [row["tokens"] for row in _take([s.children for s in self._segments], rows, ("tokens",))]
+        return [row["tokens"] for row in self._read(rows, ("tokens",))]
+
+    def rows_of_document(self, document: Document) -> np.ndarray:
+        """The rows of a document's children, ascending."""
+        same = np.ones(len(self), bool)
+        for field in ("doc_id", "doc_version", "kb"):
+            same &= pc.equal(self._keys[field], getattr(document, field)).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(same)
+        models = self._keys["product_model"].take(pa.array(rows)).to_pylist()
+        mine = [document_key(document.kb, document.doc_id, document.doc_version, m) == document.key for m in models]
+        return rows[np.array(mine, bool)]
+
+    def holds(self, ids: Sequence[str], apart_from: np.ndarray) -> list[str]:
+        """Which of these child ids a row has that is not among `apart_from`."""
+        rows, known = self._find(ids)
+        return [i for i, yes in zip(ids, known & ~np.isin(rows, apart_from), strict=True) if yes]
+
+    def _find(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The row of each child id, and whether there is one."""
+        wanted = np.array([i.encode() for i in ids], dtype="S") if len(ids) else np.zeros(0, "S1")
+        rows = self._by_id[np.minimum(np.searchsorted(self.ids, wanted, sorter=self._by_id), len(self) - 1)]
+        return rows, self.ids[rows] == wanted
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """Where rows lie among all children of the segments, deleted ones included."""
+        return rows if self._live is None else self._live[rows]
+
+    def deleted(self) -> list[np.ndarray]:
+        """For each segment, which of its children are deleted: bool (n,)."""
+        return [~self._live_in(e, s) for e, s in zip(self.manifest["segments"], self._segments, strict=True)]
+
+    def uids(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers by which the lexical engine knows these children."""
+        return self._keys["uid"].to_numpy()[rows]
+
+    def families(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of all children of the parents of these children, ascending."""
+        return np.flatnonzero(np.isin(self._parent_row, self._parent_row[rows]))
 
     def search_lexical(self, tokens: Sequence[str], k: int, where: Filter, allowed: np.ndarray | None):  # type: ignore[no-untyped-def]
         """Rows and BM25 scores of the k best that pass, by (-score, id)."""
@@ -352,9 +370,7 @@ class IndexVersion:
             return self.manifest
         for document in self.documents:
             if what in (document.doc_id, document.doc_source, document.key):
-                rows = np.flatnonzero(
-                    pc.equal(self._keys["doc_source"], document.doc_source).to_numpy(zero_copy_only=False)
-                )
+                rows = self.rows_of_document(document)
                 return {
                     **document.model_dump(mode="json"),
                     "children": len(rows),

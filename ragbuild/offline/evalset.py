@@ -133,14 +133,22 @@ class ChunkMap:
         return [(i,) for _, i in sorted(parts)]
 
     def spans_of(self, ref: PageRef) -> list[GroundSpan]:
-        """The quotes' places on these pages, or the children of these pages where none is quoted.
+        """The quotes' places on these pages, or the children of these pages where none is quoted. Of several versions
+        with this file name that hold them, the first that is active, else the first.
 
         Raises InputRefused for a document that is not there, a page without a chunk, or a quote that isn't on it.
         """
-        keys = self._keys.get(ref.doc_source)
-        if not keys:
-            raise InputRefused(f"no document '{ref.doc_source}' in the corpus")
-        children = [c for key in keys for c in self.children[key]]
+        keys = sorted(self._keys.get(ref.doc_source, ()), key=lambda k: self._first(k).status != "active")
+        refused = None if keys else InputRefused(f"no document '{ref.doc_source}' in the corpus")
+        for key in keys:
+            try:
+                return self._spans(ref, key)
+            except InputRefused as error:
+                refused = refused or error
+        raise refused  # type: ignore[misc]
+
+    def _spans(self, ref: PageRef, key: str) -> list[GroundSpan]:
+        children = self.children[key]
         on = [c for c in children if any(c.page <= page <= c.page_end for page in ref.pages)]
         absent = [p for p in ref.pages if not any(c.page <= p <= c.page_end for c in children)]
         if absent:
@@ -148,26 +156,27 @@ class ChunkMap:
             raise InputRefused(f"{ref.doc_source} has no chunk on page {absent[0]} (its last page is {last})")
         if not ref.quotes:
             return [GroundSpan(doc_key=c.doc_key, start=c.span[0], end=c.span[1]) for c in on]
-        return [self._quote(ref, quote, on) for quote in ref.quotes]
+        return [self._quote(ref, quote, key, on) for quote in ref.quotes]
 
-    def _quote(self, ref: PageRef, quote: str, on: Sequence[Chunk]) -> GroundSpan:
+    def _quote(self, ref: PageRef, quote: str, key: str, on: Sequence[Chunk]) -> GroundSpan:
         pattern = re.compile(r"\s+".join(map(re.escape, quote.split())))
         parents = {c.parent_id for c in on}
-        for key in self._keys[ref.doc_source]:
-            for parent in self.parents[key]:
-                if parent.chunk_id not in parents:
-                    continue
-                for match in pattern.finditer(parent.content):
-                    start, end = (parent.span[0] + at for at in match.span())
-                    if any(c.span[0] < end and start < c.span[1] for c in on):
-                        return GroundSpan(doc_key=key, start=start, end=end)
+        for parent in self.parents[key]:
+            if parent.chunk_id not in parents:
+                continue
+            for match in pattern.finditer(parent.content):
+                start, end = (parent.span[0] + at for at in match.span())
+                if any(c.span[0] < end and start < c.span[1] for c in on):
+                    return GroundSpan(doc_key=key, start=start, end=end)
         pages = ", ".join(map(str, ref.pages))
         raise InputRefused(f"{ref.doc_source}, page {pages}, does not hold the quote '{quote[:80]}'")
 
     def doc_id_of(self, doc_source: str) -> str:
-        for key in self._keys.get(doc_source, ()):
-            return (self.parents[key] or self.children[key])[0].doc_id
-        return doc_source
+        keys = self._keys.get(doc_source)
+        return self._first(keys[0]).doc_id if keys else doc_source
+
+    def _first(self, key: str) -> Chunk:
+        return (self.parents.get(key) or self.children[key])[0]
 
 
 def pair_cases(pairs: Sequence[EvalPair], chunks: ChunkMap) -> tuple[list[EvalCase], list[str]]:
@@ -179,7 +188,8 @@ def pair_cases(pairs: Sequence[EvalPair], chunks: ChunkMap) -> tuple[list[EvalCa
         if not all(chunks.holding(span) for span in pair.gt_spans) or _moved(pair, groups, chunks):
             lost.append(pair.pair_id)
             continue
-        keys = tuple(dict.fromkeys(s.doc_key for s in (*pair.gt_spans, *pair.also_spans)))
+        spans = (*pair.gt_spans, *pair.also_spans)
+        keys = tuple(dict.fromkeys(s.doc_key for s in spans if s.doc_key in chunks.children))
         halves = {
             half_of(chunks.children[s.doc_key][0].doc_id) for s in pair.gt_spans if chunks.children.get(s.doc_key)
         }
@@ -200,8 +210,11 @@ def _moved(pair: EvalPair, groups: Sequence[tuple[str, ...]], chunks: ChunkMap) 
     return pair.generator != "expert" and not all(bare(word) in text for word in pair.gt_keywords)
 
 
-def expert_cases(cases: Sequence[ExpertCase], chunks: ChunkMap) -> list[EvalCase]:
-    """The cases for these chunks. Raises InputRefused that names every case whose page or quote can't be mapped."""
+def expert_cases(
+    cases: Sequence[ExpertCase], chunks: ChunkMap, lost: list[str] | None = None
+) -> list[EvalCase]:  # fmt: skip
+    """The cases for these chunks. Those whose page or quote can't be mapped are left out and their ids added to `lost`;
+    without it, raises InputRefused that names them all."""
     out, bad = [], []
     for case in cases:
         try:
@@ -209,6 +222,8 @@ def expert_cases(cases: Sequence[ExpertCase], chunks: ChunkMap) -> list[EvalCase
             others = [span for ref in case.also for span in chunks.spans_of(ref)]
         except InputRefused as error:
             bad.append(f"{case.case_id}: {error}")
+            if lost is not None:
+                lost.append(case.case_id)
             continue
         sources = [ref.doc_source for ref in case.ground] or [case.near]
         halves = {half_of(chunks.doc_id_of(s)) if s else half_of(case.case_id) for s in sources}
@@ -224,7 +239,7 @@ def expert_cases(cases: Sequence[ExpertCase], chunks: ChunkMap) -> list[EvalCase
                 **_found(spans, chunks, others),
             )
         )  # fmt: skip
-    if bad:
+    if bad and lost is None:
         raise InputRefused(f"{len(bad)} expert case(s) can't be mapped to the corpus:\n  " + "\n  ".join(bad))
     return out
 

@@ -10,6 +10,7 @@ import pytest
 
 from ragbuild.core.config import load_config
 from ragbuild.core.errors import GateFailed, InputRefused, StepFailed, UsageError, WorkspaceLocked
+from ragbuild.core.lock import WriterLock
 from ragbuild.course import runner
 
 STEP = """
@@ -146,7 +147,7 @@ def test_out_leaves_latest_alone_and_fresh_removes_only_workspaces(course, tmp_p
 def test_a_second_writer_is_refused_and_told_who_holds_the_lock(course) -> None:
     go, *_ = course
     first = go()
-    held = runner.lock(first.run)
+    held = WriterLock(first.run).acquire()
     try:
         with pytest.raises(WorkspaceLocked, match=r"process \d+ on") as error:
             go()

@@ -18,7 +18,8 @@ from ragbuild.course.page import serving
 from ragbuild.course.widgets import TuningPanel, svg_lines
 from ragbuild.evaluate.sweep import Setting, Sweep
 from ragbuild.evaluate.tuning import TuningCorpus, open_corpus
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.online.pipeline import Pipeline
 from tests.conftest import FakeEmbedder, make_chunks, make_document
 

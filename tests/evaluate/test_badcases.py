@@ -14,7 +14,8 @@ from ragbuild.evaluate.answers import AnswerTrace
 from ragbuild.evaluate.badcases import FIXES, PROMPT_FIXES, BadCase, bad_cases, counts, ranks, walk
 from ragbuild.evaluate.qdoc import CaseTrace, QdocReport
 from ragbuild.evaluate.rubric import DIMENSIONS, Score
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.evalset import EvalCase
 from tests.conftest import FakeEmbedder, make_chunks, make_document
 

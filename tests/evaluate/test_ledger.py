@@ -18,7 +18,8 @@ from ragbuild.core.config import load_config
 from ragbuild.core.errors import UsageError
 from ragbuild.core.records import TermEntry
 from ragbuild.evaluate.ledger import Entry, Figure, append, compare, components_of, corpus_hash, find, new_entry, read
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.prompts import load_prompt
 from tests.conftest import FakeEmbedder, make_chunks, make_document
 

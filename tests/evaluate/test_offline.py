@@ -15,7 +15,8 @@ from ragbuild.core.text import CharTokenizer, WhitespaceTokenizer, WordTokenizer
 from ragbuild.evaluate.gates import raise_if_failed
 from ragbuild.evaluate.offline import OfflineReport, evaluate_offline, measure, raw_rankings
 from ragbuild.evaluate.quality import chunk_quality, dictionary_quality, parsed_text, whole_tokens
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.evalset import EvalCase
 from ragbuild.offline.prompts import load_prompt
 from ragbuild.offline.review import QueryRow
@@ -185,7 +186,7 @@ def test_a_broken_dense_index_names_embedding_or_completeness(tmp_path, damage, 
 
 def test_vectors_that_are_no_numbers(tmp_path):
     make(tmp_path, config())
-    path = tmp_path / "indexes" / "v0001" / "segments" / "s0001" / "vectors.f32"
+    path = tmp_path / "indexes" / "segments" / "s0001" / "vectors.f32"
     vectors = np.fromfile(path, np.float32)
     vectors[[5, 70]] = np.nan, np.inf
     vectors.tofile(path)

@@ -12,7 +12,8 @@ from ragbuild.core.errors import InputRefused, MissingResource
 from ragbuild.core.records import TermEntry
 from ragbuild.evaluate.metrics import per_query
 from ragbuild.evaluate.qdoc import CaseTrace, Variants, canonical, load_traces, report, run_qdoc, save_traces
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.evalset import EvalCase
 from ragbuild.online.pipeline import Pipeline
 from tests.conftest import FakeEmbedder, make_chunks, make_document

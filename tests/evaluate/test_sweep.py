@@ -17,7 +17,8 @@ from ragbuild.evaluate.sweep import ABSENT, Setting, Sweep, recommend_top_m, rec
 from ragbuild.evaluate.sweep_compute import compute_sweep
 from ragbuild.evaluate.tuning import open_corpus
 from ragbuild.index.filters import Filter
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.evalset import EvalCase, half_of
 from ragbuild.online.pipeline import Pipeline
 from ragbuild.online.rerank import rerank, to_parents

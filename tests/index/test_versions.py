@@ -16,9 +16,10 @@ from ragbuild.core.config import Config, load_config
 from ragbuild.core.errors import InputRefused, UsageError
 from ragbuild.core.records import Chunk, TermEntry
 from ragbuild.core.store import read_json, sha256
-from ragbuild.index import versions
+from ragbuild.index import staging
 from ragbuild.index.filters import EVERYTHING, FIELDS, Filter
-from ragbuild.index.versions import IndexVersion, current_version, publish, version_names, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion, current_version, publish, version_names
 from tests.conftest import FakeEmbedder, make_chunks, make_document
 
 CONFIG = load_config()
@@ -81,7 +82,7 @@ def test_all_that_belongs_to_a_version(version: IndexVersion):
     assert (manifest["children"], manifest["parents"], manifest["documents"]) == (7, 4, 3)
     assert manifest["embedder"] == {"name": "fake", "dim": 64}
     assert manifest["lexical"]["engine"] == "rank_bm25" and manifest["lexical"]["tokenizer"] == "jieba"
-    assert set(manifest["hashes"]) == {"documents.jsonl", "keyword_dict.json", "prompt.md"}
+    assert set(manifest["hashes"]) == {"documents.jsonl", "keyword_dict.json", "kept.json", "prompt.md"}
     assert version.digest == sha256((version.folder / "version.json").read_bytes())
 
 
@@ -139,11 +140,11 @@ def test_any_batches_give_the_same_index(tmp_path_factory, counts: list[int], si
         return
     folder = tmp_path_factory.mktemp("indexes")
     chunks = [c for i, n in enumerate(counts) for c in made(f"p{i}", n)]
-    before, versions.BATCH = versions.BATCH, size
+    before, staging.BATCH = staging.BATCH, size
     try:
         write(folder, chunks, CONFIG.with_overrides({"lexical.tokenizer": "whitespace"}))
     finally:
-        versions.BATCH = before
+        staging.BATCH = before
     opened = IndexVersion(folder)
     rows = np.arange(len(opened))
     assert opened.children(rows) == [c for c in chunks if not c.is_parent]
@@ -201,7 +202,7 @@ def test_a_build_that_dies_before_current_is_renamed_is_not_in_use(tmp_path, mon
         raise OSError("power cut")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="power cut"):
-        patch.setattr(versions, "publish", dies)
+        patch.setattr(staging, "publish", dies)
         write(tmp_path)
     assert IndexVersion(tmp_path).name == "v0001"
     assert write(tmp_path) == "v0003" and IndexVersion(tmp_path).name == "v0003"
@@ -230,7 +231,7 @@ def test_a_file_that_was_changed_is_refused(tmp_path, file: str):
 @pytest.mark.parametrize("keep", [None, 0, 100])
 def test_a_damaged_segment_is_refused(tmp_path, file: str, keep: int | None):
     write(tmp_path)
-    path = tmp_path / "v0001" / "segments" / "s0001" / file
+    path = tmp_path / "segments" / "s0001" / file
     data = path.read_bytes()
     path.unlink()
     if keep is not None:
@@ -405,9 +406,9 @@ def test_features_are_complete_for_every_row(version: IndexVersion):
 def test_a_graph_is_made_for_large_segments_only(tmp_path):
     texts = [f"word{i} word{i % 7} word{i % 11} text" for i in range(120)]
     write(tmp_path, make_chunks(texts), CONFIG.with_overrides({"dense.hnsw_above": 119, "dense.hnsw_m": 8}))
-    assert (tmp_path / "v0001" / "segments" / "s0001" / "hnsw.faiss").is_file()
+    assert (tmp_path / "segments" / "s0001" / "hnsw.faiss").is_file()
     write(tmp_path, make_chunks(texts), CONFIG.with_overrides({"dense.hnsw_above": 120}))
-    assert not (tmp_path / "v0002" / "segments" / "s0001" / "hnsw.faiss").exists()
+    assert not (tmp_path / "segments" / "s0002" / "hnsw.faiss").exists()
     exact, graph = IndexVersion(tmp_path, "v0002").dense, IndexVersion(tmp_path, "v0001").dense
     near = []
     for query in exact.vectors(np.arange(0, 120, 7)):

@@ -10,7 +10,8 @@ import pytest
 from ragbuild.core.config import GenerateConfig, load_config
 from ragbuild.core.errors import MissingResource
 from ragbuild.core.records import Chunk
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.models.llm import Completion
 from ragbuild.offline.prompts import citations_in, load_prompt
 from ragbuild.online.answerable import abstention, unknown_names, unknown_words, weak

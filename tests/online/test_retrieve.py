@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ragbuild.core.config import RerankConfig, RerankWeights, RetrieveConfig, load_config
 from ragbuild.index.filters import EVERYTHING, Filter
-from ragbuild.index.versions import IndexVersion, write_version
+from ragbuild.index.staging import write_version
+from ragbuild.index.versions import IndexVersion
 from ragbuild.models.rerankers import FeatureReranker, NoReranker
 from ragbuild.online.rerank import rerank, to_parents
 from ragbuild.online.retrieve import Retriever, rrf
