@@ -43,7 +43,7 @@ def main(folder: str) -> int:
     try:
         install_torch(python)
         print("installing the pinned set of constraints.txt (a few minutes the first time)", flush=True)
-        _pip(python, "-c", "constraints.txt", "-e", ".[test]")
+        _pip(python, "-c", "constraints.txt", "-e", ".[test,postgres]")
     except subprocess.CalledProcessError as error:
         if error.returncode > 0:  # pip gave up in good order; killed, it may leave half a package
             begun.unlink()

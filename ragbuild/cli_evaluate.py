@@ -272,18 +272,20 @@ def judge(
 def _judge_expert(workspace: Path | None, param: list[str] | None, as_json: bool) -> None:
     from ragbuild.course.step import input_paths
     from ragbuild.evaluate.align import align_expert
+    from ragbuild.evaluate.completeness import grown
     from ragbuild.evaluate.judge import make_judge
-    from ragbuild.evaluate.runs import chunk_map, load_sets
+    from ragbuild.evaluate.runs import chunk_map
     from ragbuild.offline.evalset import load_expert
 
-    root, config, pipeline = _opened(workspace, param)
+    _, config, pipeline = _opened(workspace, param)
     path = input_paths(config)["expert_eval_set"]
     if path is None:
         raise UsageError("there is no expert_eval_set.json beside the corpus; name a file with --human")
     by = make_judge(config)
-    here = {c.id for s in load_sets(pipeline.version, root, path, ["expert"]) for c in s.cases}
-    cases = [c for c in load_expert(path) if c.case_id in here]
-    found = align_expert(cases, by, chunk_map(pipeline.version), config.evaluate.bootstrap, config.seed)
+    chunks, lost = chunk_map(pipeline.version), [] if grown(pipeline.version) else None
+    found = align_expert(load_expert(path), by, chunks, config.evaluate.bootstrap, config.seed, lost)
+    if lost:
+        say(f"note: expert: {len(lost)} case(s) have their place in no chunk and are left out")
     if as_json:
         emit({"judge": by.name, "stand_in": by.stand_in, **found})
         return

@@ -95,6 +95,7 @@ def test_plan_prints_modules_and_writes_what_build_takes(tmp_path: Path) -> None
         (["build", "--profile", "magic"], 2, "unknown profile 'magic'"),
         (["build", "--only", "77"], 2, "no notebook '77'"),
         (["build", "--config", "/nowhere.yaml"], 2, "cannot be read"),
+        (["build", "--template", "/nowhere"], 2, "/nowhere holds no template.yaml"),
         (["no-such-command"], 2, "No such command"),
     ],
 )

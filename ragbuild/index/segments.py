@@ -126,13 +126,14 @@ class SegmentWriter:
         for batch, mask in _masked(segment.parents.batches(list(COLUMNS)), moved >= 0):
             self._parents.write(batch.filter(mask))
         place = self._children.schema.get_field_index("parent_row")
-        start = 0
+        keys, start = [], 0
         for batch, mask in _masked(segment.children.batches(self._children.schema.names), live):
             rows = pa.array(moved[parent_row[start : start + batch.num_rows]], pa.int32())
             start += batch.num_rows
             batch = batch.set_column(place, self._children.schema.field(place), rows).filter(mask)
             self._children.write(batch)
-            self._keys.write_batch(batch.select(list(_KEYS)))
+            keys.append(batch.select(list(_KEYS)))
+        self._keys.write_batch(pa.concat_batches(keys))  # they are read whole: thousands of batches would be slow
         for start in range(0, len(live), 4096):
             part = slice(start, start + 4096)
             self._vectors.write(np.ascontiguousarray(segment.vectors[part][live[part]]).tobytes())

@@ -281,8 +281,13 @@ def _finish(
     else:
         write_records(folder / "keyword_dict.json", content.entries)
     write_text(folder / "prompt.md", content.prompt)
-    hashes = {f.name: hash_path(f) for f in sorted(folder.iterdir()) if f.is_file()}
-    write_json(folder / "version.json", {**manifest, "hashes": hashes})
+    manifest["hashes"] = {f.name: hash_path(f) for f in sorted(folder.iterdir()) if f.is_file()}
+    former = base.manifest["lexical_files"] if base is not None else {}  # tantivy's segments never change
+    manifest["lexical_files"] = {
+        f.name: former[f.name] if f.name in former and f.suffix != ".json" else hash_path(f)
+        for f in sorted((folder / "lexical").glob("*")) if f.suffix != ".lock"
+    }  # fmt: skip
+    write_json(folder / "version.json", manifest)
     write_json(folder / "made.json", content.made)
     os.replace(folder, indexes / manifest["version"])
     return manifest["version"]
@@ -360,9 +365,9 @@ def _rewritten(indexes: Path, parts: Sequence[_Part], dim: int, config: Config |
 def discard(indexes: Path) -> list[str]:
     """Remove what was never published (after a crash); returns what it was, in words."""
     current, done = current_version(indexes), []
-    for leftover in indexes.glob(".building-*"):
+    for leftover in (*indexes.glob(".building-*"), *indexes.glob(".parsed-*")):
         shutil.rmtree(leftover)
-        done.append(f"removed the half-written version {leftover.name.removeprefix('.building-')}")
+        done.append(f"removed {leftover.name}, which was half written")
     for name in version_names(indexes) if current else []:
         if int(name[1:]) > int(current[1:]):  # type: ignore[index]
             shutil.rmtree(indexes / name)

@@ -155,17 +155,14 @@ class IndexVersion:
 
     def verify(self) -> list[str]:
         """Read everything that belongs to this version and compare it with its hash; what is wrong, in words."""
-        wrong = []
+        expected = {self.folder / "lexical" / file: digest for file, digest in self.manifest["lexical_files"].items()}
         for entry in self.manifest["segments"]:
             folder = self.indexes / SEGMENTS / entry["name"]
-            for file, expected in read_json(folder / "segment.json").items():
-                if hash_path(folder / file) != expected:
-                    wrong.append(f"{folder / file} is missing or was changed")
+            expected |= {folder / file: digest for file, digest in read_json(folder / "segment.json").items()}
         for files in self.kept.values():
-            for name, digest in files.items():
-                if hash_path(self.indexes / FILES / digest) != digest:
-                    wrong.append(f"{self.indexes / FILES / digest} ({name}) is missing or was changed")
-        return wrong
+            expected |= {self.indexes / FILES / digest: digest for digest in files.values()}
+        wrong = [path for path, digest in expected.items() if hash_path(path) != digest]
+        return [f"{path} is missing or was changed" for path in wrong]
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -29,8 +29,8 @@ from ragbuild.offline.review import QueryRow, ReviewRow, read_query_log, read_re
 from ragbuild.offline.terms import Conflict, Pool, Term, same_key
 
 __all__ = [
-    "Conflict", "DictionaryResult", "QueryRow", "ReviewRow", "build_dictionary", "load_dictionary", "read_query_log",
-    "read_review", "write_dictionary", "write_review",
+    "Conflict", "DictionaryResult", "QueryRow", "ReviewRow", "append_terms", "build_dictionary", "load_dictionary",
+    "read_query_log", "read_review", "write_dictionary", "write_review",
 ]  # fmt: skip
 
 _DEFINED = 3.0  # scores beside the 0 to 2.3 of the statistics
@@ -57,12 +57,13 @@ def build_dictionary(
     previous: Sequence[TermEntry] = (),
     embed: Callable[[list[str]], np.ndarray] | None = None,
     propose: Callable[[str], list[dict]] | None = None,
+    statistics: bool = True,
 ) -> DictionaryResult:
     """Make the dictionary from (document, parsed Markdown) pairs.
 
     `embed` maps texts to rows of vectors (n, d); without it nothing is attached by vector. `propose` maps a document's
     text to proposed entries as dicts; a proposal that is no entry, or names what the text does not hold, is counted
-    and dropped. The order of documents does not matter.
+    and dropped. `statistics` false: only what documents define or name. The order of documents does not matter.
     """
     texts = [normalise(markdown) for _, markdown in sorted(documents, key=lambda pair: pair[0].key)]
     plains = [plain(text) for text in texts]
@@ -75,8 +76,8 @@ def build_dictionary(
     commands = {form_key(form) for form in entities["command"]}
     named = [Term(f, kind=k, score=_PATTERN[k], found_by={"entity"}) for k, c in entities.items() for f in sorted(c)]
     pool.add_all("named entities", named)
-    statistics = statistical_candidates(plains, words, config.min_count)
-    good = [c for c in statistics if c.score >= _FLOOR and not _of_command(form_key(c.form), commands)]
+    frequent = statistical_candidates(plains, words, config.min_count) if statistics else []
+    good = [c for c in frequent if c.score >= _FLOOR and not _of_command(form_key(c.form), commands)]
     pool.add_all("statistics", [Term(c.form, score=c.score, found_by=set(c.sources)) for c in good])
     if propose is not None:
         proposed, report["llm_invalid"] = _proposed(texts, propose)
@@ -108,6 +109,21 @@ def build_dictionary(
     ordered = sorted(pool.terms, key=lambda t: t.order)
     conflicts = sorted(set(conflicts), key=lambda c: (c.form, c.terms))
     return DictionaryResult([t.entry() for t in ordered], conflicts, _review_rows(ordered, review), report)
+
+
+def append_terms(
+    entries: Sequence[TermEntry],
+    documents: Sequence[tuple[Document, str]],
+    *,
+    config: DictionaryConfig,
+    review: Sequence[ReviewRow] = (),
+) -> list[TermEntry]:
+    """The entries as they are, and after them what new documents define or name (abbreviations, products, commands,
+    error codes), or the expert has added since. The statistics need a whole corpus and are left to a full build."""
+    held = {form_key(form) for entry in entries for form in entry.forms}
+    found = build_dictionary(documents, config=config, review=review, previous=entries, statistics=False).entries
+    new = [e for e in found if not any(form_key(form) in held for form in e.formal)]
+    return [*entries, *new]
 
 
 def _defined(

@@ -7,6 +7,7 @@ right. What evaluation reads is an `EvalCase`, whichever set it came from.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections import defaultdict
@@ -214,12 +215,15 @@ def expert_cases(
     cases: Sequence[ExpertCase], chunks: ChunkMap, lost: list[str] | None = None
 ) -> list[EvalCase]:  # fmt: skip
     """The cases for these chunks. Those whose page or quote can't be mapped are left out and their ids added to `lost`;
-    without it, raises InputRefused that names them all."""
+    without it, raises InputRefused that names them all. Other places for an answer may then be missing."""
     out, bad = [], []
     for case in cases:
         try:
             spans = [span for ref in case.ground for span in chunks.spans_of(ref)]
-            others = [span for ref in case.also for span in chunks.spans_of(ref)]
+            others = []
+            for ref in case.also:
+                with contextlib.suppress(*([] if lost is None else [InputRefused])):
+                    others += chunks.spans_of(ref)
         except InputRefused as error:
             bad.append(f"{case.case_id}: {error}")
             if lost is not None:

@@ -121,13 +121,13 @@ class Router:
     def _version(self, text: str) -> list[Decision]:
         named = [v for v in dict.fromkeys(_VERSION.findall(text)) if v in self._by_version]
         named += [v for v in self._by_version if not v[:1].isdigit() and len(v) > 5 and v in text]
-        old = [v for v in named if all(d.status != "active" for d in self._by_version[v])]
+        old = [v for v in named if any(d.status != "active" for d in self._by_version[v])]
         if len(named) == len(old) == 1:
             version = self._by_version[old[0]]
-            statuses = tuple(dict.fromkeys(d.status for d in version))
+            statuses = tuple(dict.fromkeys(d.status for d in version if d.status != "active"))
             spellings = tuple(dict.fromkeys(d.doc_version for d in version))  # v3.4 and 3.4 are one version
             return [
-                Decision("status", ("active", *statuses), f"version {version[0].doc_version} is {statuses[0]}"),
+                Decision("status", ("active", *statuses), f"documents of {version[0].doc_version} are {statuses[0]}"),
                 Decision("doc_version", spellings, "the question names this version alone; what names it passes too"),
             ]
         if old or _OLD.search(text):

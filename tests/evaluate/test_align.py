@@ -121,7 +121,10 @@ def test_expert_cases_by_half():
         expert("cheap", "The idle timeout is 15 minutes.", 1),
         expert("unjudged", "", None),
     ]
-    found = align_expert(cases, RubricJudge(), chunks)
+    left = expert("left", "It is 5.", 0).model_copy(update={"ground": (PageRef(doc_source="gone.md", pages=(1,)),)})
+    lost: list[str] = []
+    found = align_expert([left, *cases], RubricJudge(), chunks, lost=lost)
+    assert lost == ["left"], "its document is not in the index any more"
     assert (found["all"].n, found["tuning"].n + found["test"].n) == (3, 3)
     assert found[half_of("guide")].n == 3 and {r["half"] for r in found["all"].rows} == {half_of("guide")}
     assert [(r["id"], r["human"], r["judge"]) for r in found["all"].rows] == [

@@ -55,8 +55,8 @@ def config(**overrides) -> Config:
     return load_config(overrides={"embedder.name": "fake", **{k.replace("__", "."): v for k, v in overrides.items()}})
 
 
-def markdown(source: str) -> str | None:
-    return "\n\n".join(TEXTS[source.removesuffix(".md")])
+def markdown(chunk: Chunk) -> str | None:
+    return "\n\n".join(TEXTS[chunk.doc_source.removesuffix(".md")])
 
 
 def case(*groups: tuple[str, ...], query: str = "", language: str = "en", **fields) -> EvalCase:
@@ -212,7 +212,7 @@ def test_what_the_index_holds_beyond_the_corpus_is_named(tmp_path):
 
 
 def test_one_span_that_does_not_give_its_content_fails_the_gate(tmp_path):
-    report = evaluate(tmp_path, markdown=lambda source: (markdown(source) or "").replace("fan tray", "fan trap"))
+    report = evaluate(tmp_path, markdown=lambda chunk: (markdown(chunk) or "").replace("fan tray", "fan trap"))
     assert failed(report) == {"chunk_boundaries"} and "chunking" in findings(report)
     with pytest.raises(GateFailed, match="span does not give the content"):
         raise_if_failed(report.gates)
@@ -259,7 +259,7 @@ def test_an_index_searched_with_another_tokenizer_than_it_was_made_with(tmp_path
 
 
 def test_without_questions_log_terms_or_parsed_texts_nothing_fails(tmp_path):
-    report = evaluate(tmp_path, cases=[], log=[], markdown=lambda source: None)
+    report = evaluate(tmp_path, cases=[], log=[], markdown=lambda chunk: None)
     assert not failed(report) and report.recall == [] and report.per_query == {}
     assert {g.name for g in report.gates if g.passed is None} == {
         f"{r}_recall_at_50" for r in ("lexical", "dense", "fused")
@@ -339,7 +339,7 @@ def pieces(*quotes: str, **fields) -> list[Chunk]:
 
 def counted(chunks: list[Chunk], max_tokens: int | None = None, text: str | None = TEXT) -> dict[str, int]:
     limits = config(chunk__child_tokens=32, chunk__overlap_tokens=8).chunk
-    rows = chunk_quality(chunks, lambda source: text, limits, max_tokens)
+    rows = chunk_quality(chunks, lambda chunk: text, limits, max_tokens)
     return {row["what"]: row["found"] for row in rows if row["found"]}
 
 
@@ -393,8 +393,18 @@ def test_lengths_and_documents_without_their_text():
 
 def test_parsed_text_is_read_as_it_was_written(tmp_path):
     (tmp_path / "a.md.md").write_bytes("一\r\ntwo".encode())
-    assert parsed_text(tmp_path)("a.md") == "一\r\ntwo", "line ends are not translated, or spans would shift"
-    assert parsed_text(tmp_path)("b.md") is None
+    a, b = (make_chunks(["x"], make_document(name))[0] for name in "ab")
+    assert parsed_text(tmp_path)(a) == "一\r\ntwo", "line ends are not translated, or spans would shift"
+    assert parsed_text(tmp_path)(b) is None
+
+
+def test_two_versions_with_one_file_name_are_two_documents():
+    """Else the parents of one would overlap those of the other, and its text would be compared with the other's."""
+    new = make_document("doc", doc_version="v5.0")
+    texts = {make_document("doc").key: "Old text here.", new.key: "A new text here."}
+    chunks = [c for d in (make_document("doc"), new) for c in make_chunks([texts[d.key]], d, d.doc_version)]
+    rows = chunk_quality(chunks, lambda chunk: texts[chunk.doc_key], config().chunk, None)
+    assert not any(row["found"] for row in rows if row["must be 0"])
 
 
 def test_a_legacy_copy_is_no_repetition():

@@ -22,6 +22,7 @@ GUIDE = make_document("guide")
 OLD = make_document("guide", doc_version="v3.4", status="legacy", doc_source="guide-3.4.md")
 SMALL = make_document("spec500", doc_type="spec", product_model=("LG-500",))
 LARGE = make_document("spec900", doc_type="spec", product_model=("LG-900",))
+TWIN = make_document("guide", doc_version="v5.0")
 FAQ = make_document("faq", doc_type="faq", language="zh")
 TEXTS = {
     "guide": ["Reset the break-glass account on the console.", "The fan tray is replaced without tools.",
@@ -208,6 +209,23 @@ def test_routing_is_right_when_every_right_document_still_passes(version):
     assert any("kept the right document in only 0 of 1" in remark for remark in lost.advice())
     assert any(remark.startswith("routing lowers recall@5 from 1.000 to 0.000") for remark in lost.advice())
     assert run_qdoc(pipeline(version), [PLAIN], [1]).routing["accuracy"] is None, "it never acted"
+
+
+def test_without_ablations_the_pipelines_own_figures_are_the_same(version):
+    whole, plain = (run_qdoc(pipeline(version), [PLAIN, BEFORE, NONE], (1, 5), ablations=a) for a in (True, False))
+    assert list(plain.values) == ["lexical", "dense", "fused", "reranked", "parents"]
+    for stage, figures in plain.values.items():
+        assert {k: v.tolist() for k, v in figures.items()} == {k: v.tolist() for k, v in whole.values[stage].items()}
+    assert [t.routed_out for t in plain.traces] == [t.routed_out for t in whole.traces]
+
+
+def test_another_version_with_the_same_file_name_is_not_authentic(tmp_path):
+    chunks = [c for d in (GUIDE, TWIN) for c in make_chunks(TEXTS["guide"][:1], d, d.doc_version)]
+    write_version(tmp_path, chunks, [GUIDE, TWIN], [], config=load_config(),
+                  encode=FakeEmbedder().encode_documents, embedder={"name": "fake", "dim": 64})  # fmt: skip
+    trace = by_hand(case("x", "reset it", ("c-v4.2-000",)), fused=["c-v5.0-000", "c-v4.2-000"])
+    found = report([trace], (1, 2), IndexVersion(tmp_path))
+    assert [found.values["fused"][f"authenticity@{k}"][0] for k in (1, 2)] == [0, 0.5]
 
 
 def test_authenticity_is_the_share_of_the_list_that_comes_from_a_right_document(version):

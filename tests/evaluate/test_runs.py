@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from ragbuild.core.config import load_config
 from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Answer, EvalPair, GroundSpan
-from ragbuild.core.store import write_json
+from ragbuild.core.store import write_json, write_text
 from ragbuild.evaluate import runs
 from ragbuild.evaluate.align import align
 from ragbuild.evaluate.answers import AnswerTrace, summary
@@ -17,8 +18,11 @@ from ragbuild.evaluate.judge import RubricJudge
 from ragbuild.evaluate.ledger import SECTIONS, Figure
 from ragbuild.evaluate.qdoc import report
 from ragbuild.evaluate.rubric import DIMENSIONS, Score
+from ragbuild.index.staging import Content, stage_whole
+from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.evalset import set_hash
 from ragbuild.offline.prompts import load_prompt
+from tests.conftest import FakeEmbedder, make_chunks
 from tests.evaluate import test_qdoc as small
 
 EXPERT = {
@@ -77,6 +81,43 @@ def test_no_set_at_all_is_refused_with_what_to_do(version, tmp_path):
     for wanted in ("expert", "generated", str(tmp_path / "nowhere.json")):
         with pytest.raises(InputRefused, match="eval set at"):
             runs.load_sets(version, tmp_path, tmp_path / "none.json", [wanted])
+
+
+# --- an index that took in documents after the build -----------------------------------------------------------------
+
+
+def later(folder, made_by: str = "ingest"):
+    """The small index, without the guide that the cases are about but for its first two chunks, made by `made_by`."""
+    names = {"guide": small.TEXTS["guide"][:2], "faq": small.TEXTS["faq"]}
+    documents = [small.DOCUMENTS[name] for name in names]
+    kept = {}
+    for name, texts in names.items():
+        write_text(folder / f"{name}.md", "\n\n".join(texts))
+        kept[small.DOCUMENTS[name].key] = {f"{name}.md": folder / f"{name}.md"}
+    content = Content(documents, small.TERMS, load_prompt("initial_prompt").text, kept, {"command": made_by})
+    chunks = [c for name, texts in names.items() for c in make_chunks(texts, small.DOCUMENTS[name], name)]
+    name = stage_whole(folder / "indexes", chunks, content, config=load_config(),
+                       encode=FakeEmbedder().encode_documents, embedder={"name": "fake", "dim": 64})  # fmt: skip
+    return IndexVersion(folder / "indexes", name)
+
+
+def test_what_has_left_the_index_is_lost_and_in_a_build_refused(tmp_path):
+    folder, path = workspace(tmp_path)
+    expert, generated = runs.load_sets(later(tmp_path), folder, path)
+    assert (expert.cases, expert.lost) == ([], ["e1"]) and generated.lost == ["gone"]
+    with pytest.raises(InputRefused, match="e1: guide.md, page 1, does not hold the quote"):
+        runs.load_sets(later(tmp_path / "built", "build"), folder, path)
+
+
+def test_layer_1_of_it_does_not_read_the_builds_files(tmp_path):
+    folder, path = workspace(tmp_path)
+    write_json(folder / "chunked_corpus.json", [])
+    write_json(folder / "keyword_dict.json", [])
+    asked = small.pipeline(later(tmp_path), embedder__name="auto")
+    report, sets = runs.measure_offline(asked, folder, asked.config, None, path)
+    assert [s.lost for s in sets] == [["e1"], ["gone"]]
+    assert [c for c in report.checks if not c["ok"]] == [], "its own chunks and dictionary, the embedder as built"
+    assert {r["found"] for r in report.chunking if r["must be 0"] or r["what"].startswith("document without")} == {0}
 
 
 # --- what the ledger gets ---------------------------------------------------------------------------------------------

@@ -259,6 +259,30 @@ def test_cases_that_cannot_be_mapped_are_an_error_that_names_each():
         expert_cases(bad, ChunkMap(make_chunks(TEXTS, GUIDE)))
 
 
+def test_cases_whose_document_has_left_are_lost_where_that_is_no_mistake():
+    gone, here = (PageRef(doc_source=s, pages=(1,)) for s in ("gone.md", "guide.md"))
+    lost: list[str] = []
+    chunks = ChunkMap(make_chunks(TEXTS, GUIDE))
+    (found,) = expert_cases([case(ground=[gone]), case(case_id="en-2", ground=[here], also=[gone])], chunks, lost)
+    assert lost == ["en-1"] and found.id == "en-2" and found.documents == (KEY,), "the other place is not needed"
+    spans = [GroundSpan(doc_key=key, start=0, end=5) for key in (KEY, "default/gone/v1/all")]
+    (found,), _ = pair_cases([pair(0, 31, also_spans=spans[1:])], chunks)
+    assert found.documents == (KEY,), "and a document that is not there is none that may be cited"
+
+
+def test_of_two_versions_with_one_file_name_the_one_that_holds_the_quote_is_meant():
+    old = GUIDE.model_copy(update={"doc_version": "v3.4", "status": "legacy"})
+    chunks = ChunkMap([*make_chunks(["The lid is 2 mm thick."], old, "old"), *make_chunks(TEXTS, GUIDE)])
+
+    def keys(*quotes: str) -> set[str]:
+        return {s.doc_key for s in chunks.spans_of(PageRef(doc_source="guide.md", pages=(1,), quotes=quotes))}
+
+    assert keys("2 mm thick") == {old.key} and keys("3 mm thick") == {KEY}
+    assert keys("mm thick") == keys() == {KEY}, "both hold it: the one that a search finds by itself"
+    with pytest.raises(InputRefused, match="does not hold the quote '9 mm'"):
+        keys("9 mm")
+
+
 # --- re-chunking, versions ------------------------------------------------------------------------------------------
 
 

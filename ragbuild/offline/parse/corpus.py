@@ -7,7 +7,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from ragbuild.offline.parse.text import TextParser
 # What a corpus folder may hold beside documents, in its root
 NOT_DOCUMENTS = (
     "query_log.csv", "term_review.csv", "decisions.csv", "expert_eval_set.json", "eval_set.json", "baseline.json",
-    "README.md",
+    "questions.json", "README.md",
 )  # fmt: skip
 Progress = Callable[[str, int, int], None]  # doc_source, how many are done, how many there are
 
@@ -161,9 +161,12 @@ def _cached(folder: Path | None) -> ParsedDocument | None:
 
 
 def parse_corpus(
-    folder: str | Path, *, parse: ParseConfig, corpus: CorpusConfig, progress: Progress | None = None
-) -> CorpusResult:
+    folder: str | Path, *, parse: ParseConfig, corpus: CorpusConfig, progress: Progress | None = None,
+    only: Collection[Path] | None = None, skip: Callable[[str, str, Mapping[str, str]], bool] | None = None,
+) -> CorpusResult:  # fmt: skip
     """Read every document below `folder`, in the order of their relative paths. One that fails never stops the others.
+
+    `only`: these files alone. `skip(doc_source, content hash, the sidecar's row)`: true for one that is not to be read.
 
     Links are not followed; the second of two files with the same bytes, or of two documents with the same key, is
     refused naming the first. Raises UsageError when there is no such folder, InputRefused for an unreadable sidecar.
@@ -177,7 +180,7 @@ def parse_corpus(
     def refuse(source: str, reason: str) -> None:
         result.refused.append({"doc_source": _printable(source), "reason": _printable(reason)})
 
-    links, closed = _left_out(folder)
+    links, closed = _left_out(folder) if only is None else ([], {})
     for source in links:
         refuse(source, "a link is not followed; copy the file into the folder")
     for source, reason in closed.items():
@@ -186,6 +189,9 @@ def parse_corpus(
     skipped |= {Path(name).resolve() for name in (corpus.query_log, corpus.term_review)}
     files = {path.relative_to(folder).as_posix(): path for path in walk(folder) if path.resolve() not in skipped}
     names = Counter(path.with_suffix("") for path in files.values())
+    if only is not None:
+        wanted = {path.resolve() for path in only}
+        files = {source: path for source, path in files.items() if path.resolve() in wanted}
     jobs: dict[str, _Job] = {}
     first_with: dict[str, str] = {}  # content hash or document key -> doc_source
     for source, path in files.items():
@@ -196,6 +202,8 @@ def parse_corpus(
             job = _Job(path, _parser_for(path, every, corpus), options, content_hash)
             if (first := first_with.setdefault(content_hash, source)) != source:
                 raise DocumentRefused(f"the same content as '{first}'; keep one of the two")
+            if skip is not None and skip(source, content_hash, rows[source][1] if source in rows else {}):
+                continue
             jobs[source] = job
         except Exception as error:  # one bad file must not stop the others
             refuse(source, _reason(error))
@@ -251,17 +259,46 @@ def write_parsed(entries: Iterable[ParsedEntry], workspace: Workspace) -> list[d
     for document, parsed in ((entry.document, entry.parsed) for entry in entries):
         name = safe_name(document.doc_source)
         for image in parsed.images:
-            path = f"images/{image.name}"
-            write_bytes(workspace.path(path), image.data)
-            at = parsed.markdown.find(f"]({path})")
-            span = [parsed.markdown.rfind("![", 0, at), at + len(path) + 3] if at > 0 else [0, 0]
-            records.append({
-                "image_id": image.name.rpartition(".")[0], "image_path": path, "page": image.page,
-                "description": image.caption, "doc_id": document.doc_id, "doc_version": document.doc_version,
-                "doc_key": document.key, "span": span,
-            })  # fmt: skip
+            write_bytes(workspace.path(f"images/{image.name}"), image.data)
+        records += pictures_of(document, parsed)
         write_text(workspace.path(f"parsed/{name}.md"), parsed.markdown)
         write_json(workspace.path(f"parsed/{name}.pages.json"), _as_json(parsed, doc_key=document.key))
+    return records
+
+
+def image_ids_of(pictures: Sequence[Mapping[str, Any]], doc_key: str) -> Callable[[int, int], tuple[str, ...]]:
+    """For a document: a function that gives the images whose link begins in a span. `pictures`: of `write_parsed`."""
+    own = [(p["span"][0], p["image_id"]) for p in pictures if p["doc_key"] == doc_key and p["span"] != [0, 0]]
+    return lambda start, end: tuple(name for at, name in own if start <= at < end)
+
+
+def kept_files(workspace: Workspace, document: Document) -> dict[str, Path]:
+    """What `write_parsed` wrote of a document, by its path in the workspace: text, page map, images."""
+    name = safe_name(document.doc_source)
+    data = read_json(workspace.path(f"parsed/{name}.pages.json"))
+    names = [f"parsed/{name}.md", f"parsed/{name}.pages.json", *(f"images/{i['name']}" for i in data["images"])]
+    return {name: workspace.path(name) for name in names}
+
+
+def read_kept(files: Mapping[str, Path]) -> ParsedDocument:
+    """A document of which `kept_files` were kept, without the images' bytes."""
+    text = next(path for name, path in files.items() if name.startswith("parsed/") and name.endswith(".md"))
+    data = read_json(next(path for name, path in files.items() if name.endswith(".pages.json")))
+    return _from_json(data, text.read_bytes().decode("utf-8"), None)
+
+
+def pictures_of(document: Document, parsed: ParsedDocument) -> list[dict[str, Any]]:
+    """A record for each image of a document; see `write_parsed`."""
+    records = []
+    for image in parsed.images:
+        path = f"images/{image.name}"
+        at = parsed.markdown.find(f"]({path})")
+        span = [parsed.markdown.rfind("![", 0, at), at + len(path) + 3] if at > 0 else [0, 0]
+        records.append({
+            "image_id": image.name.rpartition(".")[0], "image_path": path, "page": image.page,
+            "description": image.caption, "doc_id": document.doc_id, "doc_version": document.doc_version,
+            "doc_key": document.key, "span": span,
+        })  # fmt: skip
     return records
 
 

@@ -1,0 +1,407 @@
+"""Taking in documents that come after the build: triage, registry, chunks, dictionary, both indexes, one commit.
+
+Only new or changed texts are encoded; a change of status, or a new term in an old chunk, moves the chunk with the
+vector that it has. One document that fails is reported, and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from ragbuild.core.config import Config
+from ragbuild.core.errors import GateFailed, InputRefused, UsageError
+from ragbuild.core.records import Chunk, Document, Record, TermEntry, index_text
+from ragbuild.core.store import Workspace
+from ragbuild.core.text import TokenCounter
+from ragbuild.evaluate.regression import Regression, regression
+from ragbuild.index.staging import Added, Content, stage_update, tokenizer_of
+from ragbuild.index.versions import IndexVersion
+from ragbuild.knowledge import triage
+from ragbuild.knowledge.registry_tables import Change, Queued
+from ragbuild.knowledge.writer import Step, Writer
+from ragbuild.models.embedders import Embedder, VectorCache, load_embedder
+from ragbuild.offline.chunk import Tagger, chunk_document
+from ragbuild.offline.dictionary import append_terms, read_review
+from ragbuild.offline.parse import (
+    ParsedEntry,
+    image_ids_of,
+    kept_files,
+    parse_corpus,
+    pictures_of,
+    write_parsed,
+)  # fmt: skip
+
+# Settings that a run may change; the others belong to the index as it was built.
+FREE = ("knowledge.", "gates.", "parse.", "corpus.", "evaluate.", "embedder.processes", "embedder.batch_size")
+
+
+class Fate(Record):
+    """What became of one arriving document: taken, unchanged, waiting (for an expert) or refused, and why."""
+
+    doc_source: str
+    key: str = ""
+    outcome: str
+    decision: str = ""
+    decided_by: str = ""
+    reason: str = ""
+    signals: dict[str, str] = Field(default_factory=dict)
+    about: tuple[str, ...] = ()
+    chunks: int = 0
+
+
+@dataclass
+class Result:
+    """What a run did. `version` is the one in use when it ended; `tried` one that was made and not published."""
+
+    command: str
+    version: str
+    former: str
+    published: bool = False
+    tried: str = ""
+    fates: list[Fate] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    new_terms: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    regression: Regression | None = None
+
+    def count(self, outcome: str) -> int:
+        """How many documents ended so."""
+        return sum(f.outcome == outcome for f in self.fates)
+
+
+@dataclass
+class _Plan:
+    """What triage decided, document by document."""
+
+    known: dict[str, Document]
+    entering: dict[str, ParsedEntry] = field(default_factory=dict)
+    leave: set[str] = field(default_factory=set)
+    changes: dict[str, Change] = field(default_factory=dict)
+    waiting: list[triage.Suggestion] = field(default_factory=list)
+
+
+def ingest(
+    workspace: Path,
+    sources: Sequence[Path],
+    config: Config,
+    *,
+    rulings: Sequence[triage.Ruling] = (),
+    choices: Mapping[str, str] | None = None,
+    by: str = "expert",
+    why: str = "",
+    command: str = "ingest",
+    wait: float = 0.0,
+    regress: bool = False,
+    expert: Path | None = None,
+    review: Path | None = None,
+    embedder: Embedder | None = None,
+    on_step: Step = lambda step: None,
+) -> Result:
+    """Take in files, or all files of folders, into a new version of the workspace's index.
+
+    `rulings`: rows of decisions.csv; `choices`: doc_id (or ``*``) to a decision made now, by `by`; what neither decides
+    and ``knowledge.unattended`` does not allow waits in the registry's queue. `regress`: the new version is published
+    only if no gated metric falls (GateFailed otherwise, the former one stays in use). `expert`: the expert eval set;
+    `review`: term_review.csv. Raises WorkspaceLocked, UsageError, InputRefused (nothing could be read).
+    """
+    start = time.perf_counter()
+    with Writer(
+        workspace, command, why=why or ", ".join(str(s) for s in sources), wait=wait, on_step=on_step
+    ) as writer:
+        base = writer.base
+        result = Result(command, base.name, base.name, notes=writer.notes)
+        known = {d.key: d for d in writer.registry.documents(writer.target)}
+        entries = _read(sources, config, known, result)
+        result.seconds["read"] = time.perf_counter() - start
+        plan = _triage(entries, known, rulings, choices or {}, by, config, result)
+        _queue(writer, plan, result)
+        start = time.perf_counter()
+        terms = _terms(base, plan, config, review)
+        result.new_terms = [e.standard_term for e in terms[len(base.entries) :]]
+        added = _chunk(plan, terms, config, embedder or _embedder(base, config), result)
+        result.seconds["chunk and encode"] = time.perf_counter() - start
+        if not plan.changes and not result.new_terms:
+            writer.finish("unchanged")
+            _refuse_if_nothing(result)
+            return result
+        start = time.perf_counter()
+        writer.registry.apply(list(plan.changes.values()), writer.target, writer.run.id)
+        on_step("registry")
+        with TemporaryDirectory(dir=writer.indexes, prefix=".parsed-") as folder:
+            write_parsed(plan.entering.values(), Workspace(folder))
+            kept = {k: kept_files(Workspace(folder), e.document) for k, e in plan.entering.items()}
+            tried = _stage(writer, plan, terms, added, kept, config)
+        result.seconds["index"] = time.perf_counter() - start
+        on_step("version")
+        if regress:
+            result.regression = regression(workspace, base.name, tried, config, expert=expert)
+            on_step("regression")
+            if not result.regression.passed:
+                result.tried = tried
+                writer.finish("failed", f"regression: {result.regression.said}")
+                return result
+        writer.publish(tried, config.knowledge.keep_versions)
+        writer.registry.unqueue(plan.changes)
+        result.version, result.published = tried, True
+        return result
+
+
+def raise_if_fell(result: Result) -> None:
+    """Raises GateFailed (exit code 3) when the new version was not published because a gated metric fell."""
+    if result.regression is not None and not result.regression.passed:
+        raise GateFailed(
+            f"{result.tried} was made and not published; {result.version} stays in use. {result.regression.said}"
+        )
+
+
+def check_overrides(keys: Sequence[str]) -> None:
+    """Raises UsageError for a setting that the index was built with and that a run cannot change."""
+    fixed = [k for k in keys if not k.startswith(FREE)]
+    if fixed:
+        raise UsageError(
+            f"{', '.join(fixed)} cannot be changed while documents are taken in: the index was built with it. "
+            "'ragbuild rebuild -p …' makes the index anew."
+        )
+
+
+def _embedder(base: IndexVersion, config: Config) -> Embedder:
+    """The one that the index was encoded with: vectors of two models never meet."""
+    name = base.manifest["embedder"]["name"]
+    if config.embedder.name not in ("auto", name):
+        raise UsageError(
+            f"the index was encoded with '{name}', and embedder.name is '{config.embedder.name}'. "
+            "'ragbuild rebuild' encodes every chunk again."
+        )
+    return load_embedder(name, config.embedder)
+
+
+# --- reading and triage -----------------------------------------------------------------------------------------------
+
+
+def _read(
+    sources: Sequence[Path], config: Config, known: Mapping[str, Document], result: Result
+) -> list[ParsedEntry]:  # fmt: skip
+    by_hash = {d.content_hash: d for d in known.values()}
+
+    def skip(source: str, content_hash: str, row: Mapping[str, str]) -> bool:
+        document = by_hash.get(content_hash)
+        if document is None or _says_otherwise(document, row):
+            return False
+        result.fates.append(
+            Fate(doc_source=source, key=document.key, outcome="unchanged", reason="the same content is registered")
+        )
+        return True
+
+    groups: dict[Path, list[Path] | None] = {}
+    for path in sources:
+        if path.is_dir():
+            groups[path] = None
+        elif path.is_file():
+            group = groups.setdefault(path.parent, [])
+            if group is not None:
+                group.append(path)
+        else:
+            raise UsageError(f"{path} is not there; give documents, or a folder of them")
+    entries: list[ParsedEntry] = []
+    for folder, files in groups.items():
+        read = parse_corpus(folder, parse=config.parse, corpus=config.corpus, only=files, skip=skip)
+        entries += read.documents
+        result.fates += [Fate(outcome="refused", **refused) for refused in read.refused]
+        result.notes += read.warnings
+    return entries
+
+
+def _says_otherwise(document: Document, row: Mapping[str, str]) -> bool:
+    """Does the sidecar now say something else of a registered document? What triage made of its status stays."""
+    held = document.model_dump(mode="json") | {"product_model": ";".join(document.product_model)}
+    if row.get("status", "active") != "active" and document.status == "active":
+        return True
+    return any(str(held[name] or "") != value for name, value in row.items() if name not in ("status", "supersedes"))
+
+
+def _triage(
+    entries: Sequence[ParsedEntry], known: dict[str, Document], rulings: Sequence[triage.Ruling],
+    choices: Mapping[str, str], by: str, config: Config, result: Result,
+) -> _Plan:  # fmt: skip
+    """Decide about each document, those that others supersede first; what is decided holds for the next."""
+    plan, by_key = _Plan(dict(known)), {e.document.key: e for e in entries}
+    unknown = set(choices) - {"*"} - {e.document.doc_id for e in entries}
+    if unknown:
+        raise UsageError(
+            f"--decision names {', '.join(sorted(unknown))}, but the documents that changed are: "
+            f"{', '.join(sorted({e.document.doc_id for e in entries})) or 'none'}"
+        )
+    stale = triage.unmatched(rulings, [*(e.document for e in entries), *known.values()])
+    result.notes += [f"decisions.csv: {r.doc_id} {r.doc_version} is about no document here" for r in stale]
+    for document in triage.in_order([e.document for e in entries]):
+        suggestion = triage.suggest(document, list(plan.known.values()))
+        decision, who, reason = _decided(suggestion, rulings, choices, by, config)
+        told: dict[str, Any] = {
+            "doc_source": document.doc_source, "key": document.key, "decision": decision, "decided_by": who,
+            "reason": reason, "signals": suggestion.signals, "about": suggestion.others,
+        }  # fmt: skip
+        if not who:
+            plan.waiting.append(suggestion)
+            result.fates.append(Fate(outcome="waiting", **told))
+            continue
+        try:
+            effects = triage.resolve(suggestion, decision, list(plan.known.values()))  # type: ignore[arg-type]
+        except InputRefused as error:
+            result.fates.append(Fate(outcome="refused", **(told | {"reason": str(error)})))
+            continue
+        entered = effects.document
+        moved = [d for d in (entered, *effects.changed) if d is not None]
+        result.fates.append(Fate(outcome="taken" if moved else "unchanged", **told))
+        plan.leave |= set(effects.leave)
+        for key in effects.leave:
+            plan.entering.pop(key, None)
+        if entered is not None:
+            plan.entering[entered.key] = ParsedEntry(entered, by_key[document.key].parsed)
+        for d in moved:
+            plan.known[d.key] = d
+            plan.changes[d.key] = Change(document=d, decision=decision, reason=reason, decided_by=who)
+    return plan
+
+
+def _decided(
+    suggestion: triage.Suggestion, rulings: Sequence[triage.Ruling], choices: Mapping[str, str], by: str, config: Config
+) -> tuple[str, str, str]:
+    """(decision, who decided, why); nobody when it has to wait."""
+    document = suggestion.document
+    chosen = choices.get(document.doc_id) or choices.get("*")
+    if chosen:
+        return chosen, by, f"chosen for this run; the machine suggested {suggestion.decision}: {suggestion.reason}"
+    ruling = triage.ruling_for(suggestion, rulings)
+    if ruling is not None and suggestion.decision != "unchanged":
+        return ruling.decision, ruling.decided_by, ruling.reason or "decisions.csv"
+    if triage.unattended(suggestion, config.knowledge.unattended):
+        return suggestion.decision, "policy", suggestion.reason
+    return suggestion.decision, "", suggestion.reason
+
+
+def _queue(writer: Writer, plan: _Plan, result: Result) -> None:
+    """Those that wait for an expert are kept in the registry; those that need not wait any more leave it."""
+    now = writer.run.started
+    writer.registry.queue([
+        Queued(
+            key=s.document.key, doc_source=s.document.doc_source, content_hash=s.document.content_hash,
+            suggestion=s.decision, reason=s.reason, signals=s.signals, since=now, run_id=writer.run.id,
+        )
+        for s in plan.waiting
+    ])  # fmt: skip
+    writer.registry.unqueue([f.key for f in result.fates if f.outcome == "unchanged"])
+
+
+def _refuse_if_nothing(result: Result) -> None:
+    if result.fates and all(f.outcome == "refused" for f in result.fates):
+        told = "\n".join(f"  {f.doc_source}: {f.reason}" for f in result.fates)
+        raise InputRefused(f"none of the documents could be taken in; the version in use is kept:\n{told}")
+
+
+# --- chunks, dictionary, indexes --------------------------------------------------------------------------------------
+
+
+def _terms(base: IndexVersion, plan: _Plan, config: Config, review: Path | None) -> list[TermEntry]:
+    """The dictionary of the index, longer by what the new documents and the expert bring; the same list if nothing."""
+    rows = read_review(review) if review is not None else []
+    if not config.knowledge.append_terms or not (plan.entering or rows):
+        return base.entries
+    documents = [(e.document, e.parsed.markdown) for e in plan.entering.values()]
+    terms = append_terms(base.entries, documents, config=config.dictionary, review=rows)
+    return base.entries if len(terms) == len(base.entries) else terms
+
+
+def _chunk(
+    plan: _Plan, terms: Sequence[TermEntry], config: Config, embedder: Embedder, result: Result
+) -> list[Added]:  # fmt: skip
+    """Chunk and encode what enters. A document without a chunk is refused, and what it would have done is not done."""
+    counter, tagger = TokenCounter(config.chunk.tokenizer), Tagger(terms)
+    tokenizer, encode, out = tokenizer_of(config, terms), VectorCache(embedder).encode, []
+    for key, entry in list(plan.entering.items()):
+        document, parsed = entry.document, entry.parsed
+        made = chunk_document(
+            document, parsed.markdown, parsed.page_of, config=config.chunk, counter=counter, tagger=tagger,
+            image_ids=image_ids_of(pictures_of(document, parsed), document.key),
+        )  # fmt: skip
+        children = [c for c in made.chunks if not c.is_parent]
+        place = next(i for i, f in enumerate(result.fates) if f.key == key and f.outcome == "taken")
+        if not children:
+            raise InputRefused(
+                f"{document.doc_source} holds no text to chunk ({len(made.refused)} refused); nothing was changed. "
+                "Take it out and run again"
+            )
+        result.fates[place] = result.fates[place].model_copy(update={"chunks": len(children)})
+        texts = [index_text(c) for c in children]
+        out.append(Added(made.chunks, [tokenizer(t) for t in texts], encode(texts)))
+        result.notes += [f"{r['doc_source']}: {r['reason']}" for r in made.refused]
+    return out
+
+
+def _stage(
+    writer: Writer, plan: _Plan, terms: list[TermEntry], added: Sequence[Added],
+    kept: Mapping[str, Mapping[str, Path]], config: Config,
+) -> str:  # fmt: skip
+    base = writer.base
+    held = {d.key: d for d in base.documents}
+    leaving = _rows(base, [held[k] for k in plan.leave if k in held])
+    restated = {k: c.document for k, c in plan.changes.items() if k in held and k not in plan.leave}
+    restated = {k: d for k, d in restated.items() if d.status != held[k].status}
+    moving = _rows(base, [held[k] for k in restated])
+    tokenizer = tokenizer_of(config, terms) if terms is not base.entries else None
+    if tokenizer is not None:
+        moving = np.union1d(moving, _holding(base, terms[len(base.entries) :], tokenizer))
+    moving = np.setdiff1d(moving, leaving)
+    documents = [plan.changes[k].document if k in plan.changes else d for k, d in held.items() if k not in plan.leave]
+    documents += [e.document for e in plan.entering.values() if e.document not in documents]
+    content = Content(documents, terms, base.prompt, kept, writer.made())
+    again = [_moved(base, moving, restated, tokenizer, Tagger(terms))] if len(moving) else []
+    return stage_update(
+        writer.indexes, base, content, config=config, gone=np.concatenate([leaving, moving]), added=[*again, *added],
+        on_step=writer.on_step,
+    )  # fmt: skip
+
+
+def _rows(base: IndexVersion, documents: Sequence[Document]) -> np.ndarray:
+    found = [base.rows_of_document(d) for d in documents]
+    return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def _holding(base: IndexVersion, new: Sequence[TermEntry], tokenizer: Callable[[str], list[str]]) -> np.ndarray:
+    """Rows of the families in which a chunk is cut in another way now that these terms are known."""
+    rows: set[int] = set()
+    for form in {f for entry in new for f in entry.forms}:
+        tokens = set(base.tokenizer(form))
+        found = [set(base.lexical.rows_with(t).tolist()) for t in tokens]
+        rows |= set.intersection(*found) if found else set()
+    ordered = np.array(sorted(rows), np.int64)
+    chunks, held = base.children_and_tokens(ordered)
+    other = [tokenizer(index_text(c)) != tokens for c, tokens in zip(chunks, held, strict=True)]
+    return base.families(ordered[np.array(other, bool)])
+
+
+def _moved(
+    base: IndexVersion, rows: np.ndarray, restated: Mapping[str, Document],
+    tokenizer: Callable[[str], list[str]] | None, tagger: Tagger,
+) -> Added:  # fmt: skip
+    """Chunks that are in the index, as they enter it again: with their vectors, another status, other tokens."""
+
+    def now(chunk: Chunk) -> Chunk:
+        document = restated.get(chunk.doc_key)
+        changed: dict[str, Any] = {"status": document.status} if document else {}
+        if tokenizer is not None:
+            changed["tag"] = tagger(chunk.content) or tagger(f"{chunk.chapter}\n{chunk.section}")
+        return chunk.model_copy(update=changed)
+
+    children, tokens = base.children_and_tokens(rows)
+    children = [now(c) for c in children]
+    if tokenizer is not None:
+        tokens = [tokenizer(index_text(c)) for c in children]
+    return Added([*(now(p) for p in base.parents_of(rows)), *children], tokens, base.dense.vectors(rows))

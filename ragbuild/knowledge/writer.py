@@ -1,0 +1,151 @@
+"""What every command that changes a workspace does first and last: lock, put in order, record the run, publish.
+
+The registry is written for the version to come, then the index; renaming ``CURRENT`` publishes both. Whatever was not
+published when a command ends, or when a process was killed, is undone: by the command itself, else by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ragbuild.core.errors import RagbuildError, WorkspaceLocked
+from ragbuild.core.lock import WriterLock
+from ragbuild.core.records import Document
+from ragbuild.index.staging import discard, next_version, prune
+from ragbuild.index.versions import IndexVersion, current_version, publish
+from ragbuild.knowledge.registry import Registry
+from ragbuild.knowledge.registry_tables import Run
+
+Step = Callable[[str], None]
+
+
+def number(name: str) -> int:
+    """The number of a version: 7 for ``v0007``."""
+    return int(name.removeprefix("v"))
+
+
+class Writer:
+    """One writing command on a workspace, as a context. `base` is the version in use, `target` the number of the next.
+
+    `notes` tells what was found and put in order: a dead holder's lock, work that was never published.
+    """
+
+    def __init__(
+        self, workspace: Path, command: str, *, why: str = "", wait: float = 0.0, on_step: Step = lambda step: None
+    ) -> None:
+        """`wait`: seconds to wait for another writer; below 0 for ever. `on_step` is told of each part that is done."""
+        self.workspace, self.indexes, self.on_step = workspace, workspace / "indexes", on_step
+        self._command, self._why, self._wait = command, why, wait
+        self._stack, self.notes = ExitStack(), list[str]()
+        self._published = ""
+
+    def __enter__(self) -> Writer:
+        """Raises WorkspaceLocked (exit 6), InputRefused when there is no index or registry to work on."""
+        end = time.monotonic() + self._wait
+        try:
+            self._stack.enter_context(WriterLock(self.workspace, self._wait, self._takeover))
+            self.registry = Registry.open(self.workspace)
+            self._stack.callback(self.registry.close)
+            while True:
+                try:
+                    self._stack.enter_context(self.registry.advisory_lock())
+                    break
+                except WorkspaceLocked:
+                    if self._wait >= 0 and time.monotonic() >= end:
+                        raise
+                    time.sleep(0.2)
+            self._put_in_order()
+            self.base = IndexVersion(self.indexes)
+            self.target = number(next_version(self.indexes))
+            self.run = self._run(self._command, self._why, number(self.base.name), self.target)
+            self.registry.begin(self.run)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    @staticmethod
+    def _run(command: str, why: str, base: int, target: int) -> Run:
+        return Run(
+            id=f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}", command=command, why=why,
+            who=os.environ.get("USER", ""), host=os.uname().nodename, pid=os.getpid(), started=_now(), base=base,
+            target=target,
+        )  # fmt: skip
+
+    def _takeover(self, holder: str) -> None:
+        self.notes.append(f"took over the lock of {holder}, which ended without giving it up")
+
+    def _put_in_order(self) -> None:
+        """Undo what was never published, and take over the documents of a build that the registry has not seen."""
+        self.notes += discard(self.indexes)
+        current = number(current_version(self.indexes) or "v0")
+        self.notes += self.registry.undo(current)
+        version = IndexVersion(self.indexes)
+        held = self.registry.documents(current)
+        if version.manifest["made_by"] != "build" and held:
+            return
+        documents, loose = _linked(version.documents)
+        if held != sorted(documents, key=lambda d: d.key):
+            self.notes += [f"{key} supersedes a document that is not there; the link was dropped" for key in loose]
+            run = self._run("build", "the corpus that was built", current - 1, current)
+            self.registry.begin(run)
+            self.registry.adopt(documents, current, run.id)
+            self.registry.finish(run.id, "published", _now())
+
+    def restore(self, former: IndexVersion) -> None:
+        """The registry's state of a former version becomes that of the next one; where the registry did not exist yet
+        then, the documents that the index names."""
+        if self.registry.documents(number(former.name)):
+            self.registry.restore(number(former.name), self.target, self.run.id)
+        else:
+            self.registry.adopt(_linked(former.documents)[0], self.target, self.run.id)
+
+    def made(self, **more: Any) -> dict[str, Any]:
+        """What `made.json` says of a version of this run."""
+        return {"command": self._command, "why": self._why, "when": _now(), "run": self.run.id, **more}
+
+    def publish(self, name: str, keep: int, note: str = "") -> None:
+        """The commit point, then the run's record, and old versions beyond the last `keep` are removed."""
+        publish(self.indexes, name)
+        self._published = name
+        self.on_step("CURRENT")
+        self.registry.finish(self.run.id, "published", _now(), note)
+        removed = prune(self.indexes, keep)
+        if removed:
+            self.notes.append(f"pruned {', '.join(removed)} (knowledge.keep_versions = {keep})")
+
+    def finish(self, outcome: str, note: str = "") -> None:
+        """Say how a run ended that published nothing; what it had written is undone."""
+        self.undo()
+        self.registry.finish(self.run.id, outcome, _now(), note)
+
+    def undo(self) -> None:
+        """Take back what this run has written."""
+        discard(self.indexes)
+        self.registry.undo(number(current_version(self.indexes) or "v0"))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if error is not None and not self._published:
+                with suppress(OSError, RagbuildError):  # a full disk: the next command undoes it
+                    self.finish("failed", f"{type(error).__name__}: {str(error)[:500]}")
+        finally:
+            self._stack.close()
+
+
+def _linked(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
+    """Documents without links that lead nowhere, and the keys of those that had one."""
+    keys = {d.key for d in documents}
+    loose = [d.key for d in documents if d.supersedes and d.supersedes not in keys]
+    return [d.model_copy(update={"supersedes": None}) if d.key in loose else d for d in documents], loose
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
