@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ragbuild import __version__
-from ragbuild.cli_evaluate import register
+from ragbuild import __version__, cli_evaluate, cli_knowledge
 from ragbuild.cli_shared import (
     ConfigOption,
     JsonOption,
@@ -263,21 +262,6 @@ def _print_facts(data: dict[str, Any]) -> None:
 
 
 @app.command()
-def registry(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> None:
-    """List the documents of the index version in use."""
-    from ragbuild.index.versions import IndexVersion
-
-    documents = IndexVersion(open_workspace(workspace) / "indexes").documents
-    if as_json:
-        emit({"documents": documents})
-        return
-    for d in documents:
-        typer.echo(
-            f"{d.doc_id:20} {d.doc_version:14} {d.status:10} {d.kb:8} {'+'.join(d.product_model):14} {d.doc_source}"
-        )
-
-
-@app.command()
 def prompt(
     name: Annotated[str, typer.Argument(help="A packaged prompt's name or a Markdown file.")] = "initial_prompt",
     history: Annotated[bool, typer.Option("--history", help="Versions: what changed and why.")] = False,
@@ -378,7 +362,8 @@ def plan(
         )
 
 
-register(app)
+cli_evaluate.register(app)
+cli_knowledge.register(app)
 
 
 def main() -> None:

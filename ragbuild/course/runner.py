@@ -41,6 +41,7 @@ from ragbuild.core.errors import (
 from ragbuild.core.lock import WriterLock
 from ragbuild.core.store import Workspace, hash_path, link, read_json, repository, sha256, write_json, write_text
 from ragbuild.course.step import StepSpec, input_paths
+from ragbuild.index.versions import current_version
 
 EVALUATION = "evaluation.json"  # the step that writes it hands its entries to the ledger
 OWN_FILES = (".lock*", "*.tmp", "registry.sqlite*", ".workspace-id")  # of one workspace, never taken into a new run
@@ -199,11 +200,13 @@ def manifest_of(run: Path) -> dict[str, Any]:
 def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None, fresh: bool, outputs: Path) -> Path:
     """The folder to build in: the one named, the last run when it can go on or is unchanged, else a new one."""
     if out is not None:
+        _refuse_if_taken_in(Path(out), fresh)
         return Path(out)
     name = run_name(config)
     existing = runs_of(name, outputs)
     last = existing[-1] if existing else None
     if last is not None and not fresh:
+        _refuse_if_taken_in(last, fresh)
         if not manifest_of(last).get("complete"):
             return last  # go on where it stopped
         if all(_fresh_enough(s, Workspace(last), config) for s in specs):
@@ -222,6 +225,19 @@ def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None
     write_json(half / "manifest.json", {**manifest_of(half), "complete": False})  # others go on in it, or wait for it
     os.replace(half, new)
     return new
+
+
+def _refuse_if_taken_in(run: Path, fresh: bool) -> None:
+    """A build knows the corpus folder alone: it must not silently drop what came into its workspace since."""
+    name = current_version(run / "indexes")
+    path = run / "indexes" / (name or "") / "version.json"
+    if fresh or name is None or not path.is_file() or read_json(path).get("made_by", "build") == "build":
+        return
+    raise UsageError(
+        f"{run} has taken in documents since it was built ({name}, by {read_json(path)['made_by']}); a build would not "
+        "have them. Put them into the corpus folder and build with --fresh, or make the index anew with 'ragbuild "
+        "rebuild'"
+    )
 
 
 def _empty(run: Path) -> None:

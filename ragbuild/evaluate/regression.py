@@ -88,8 +88,14 @@ class _Side:
         return "\n".join(self.chunks.child[i].content for group in case.groups for i in group)
 
     def current(self, case: EvalCase) -> bool:
-        """Is everything that a full answer needs in active documents?"""
-        return all(any(self.chunks.child[i].status == "active" for i in group) for group in case.groups)
+        """Is every place that holds a part of the answer in an active document?"""
+        return all(self.chunks.child[i].status == "active" for group in case.groups for i in group)
+
+    def names(self) -> set[str]:
+        """The versions and models that documents are about, as a question may write them."""
+        documents = self.pipeline.version.documents
+        versions = {d.doc_version.lower().removeprefix("v") for d in documents}
+        return {v for v in versions if len(v) > 2} | {m.lower() for d in documents for m in d.product_model}
 
     def named(self, case: EvalCase) -> bool:
         """Does the question name the version of a document that holds its answer?"""
@@ -164,7 +170,10 @@ def _side(
 
 
 def _same(was: EvalCase, now: EvalCase, old: _Side, new: _Side) -> bool:
-    """Is this the same question still: what its truth said it says, and it is no older version unless asked for it?"""
+    """Is this the same question still: what its truth said it says, it is no older version unless asked for it, and what
+    no document answered names no version or model that has come since?"""
+    if not was.answerable:  # who asked about 5.0 before its manuals came is not to be refused any more
+        return not any(name in was.query.lower() for name in new.names() - old.names())
     if old.current(was) and not new.current(now) and not new.named(now):
         return False
     before, after = old.text(was), new.text(now)

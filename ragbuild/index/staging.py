@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def write_version(
     `encode`: texts to unit vectors (n, dim); `embedder`: at least name and dim, kept in the manifest.
     Returns the version's name. Raises InputRefused when there is no child to index.
     """
-    content = Content(documents, entries, prompt, kept or {}, {"command": "build"})
+    made = {"command": "build", "when": datetime.now(UTC).isoformat(timespec="seconds")}
+    content = Content(documents, entries, prompt, kept or {}, made)
     name = stage_whole(
         indexes, chunks, content, config=config, encode=encode, embedder=embedder, progress=progress
     )  # fmt: skip

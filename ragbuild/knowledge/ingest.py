@@ -19,14 +19,16 @@ from pydantic import Field
 from ragbuild.core.config import Config
 from ragbuild.core.errors import GateFailed, InputRefused, UsageError
 from ragbuild.core.records import Chunk, Document, Record, TermEntry, index_text
-from ragbuild.core.store import Workspace
+from ragbuild.core.store import Workspace, read_json, write_json
 from ragbuild.core.text import TokenCounter
-from ragbuild.evaluate.regression import Regression, regression
+from ragbuild.evaluate.gates import read_baseline
+from ragbuild.evaluate.regression import Regression, recall_at_5, regression
 from ragbuild.index.staging import Added, Content, stage_update, tokenizer_of
 from ragbuild.index.versions import IndexVersion
 from ragbuild.knowledge import triage
+from ragbuild.knowledge.registry import Registry
 from ragbuild.knowledge.registry_tables import Change, Queued
-from ragbuild.knowledge.writer import Step, Writer
+from ragbuild.knowledge.writer import Step, Writer, number
 from ragbuild.models.embedders import Embedder, VectorCache, load_embedder
 from ragbuild.offline.chunk import Tagger, chunk_document
 from ragbuild.offline.dictionary import append_terms, read_review
@@ -102,6 +104,7 @@ def ingest(
     regress: bool = False,
     expert: Path | None = None,
     review: Path | None = None,
+    baseline: Path | None = None,
     embedder: Embedder | None = None,
     on_step: Step = lambda step: None,
 ) -> Result:
@@ -109,8 +112,10 @@ def ingest(
 
     `rulings`: rows of decisions.csv; `choices`: doc_id (or ``*``) to a decision made now, by `by`; what neither decides
     and ``knowledge.unattended`` does not allow waits in the registry's queue. `regress`: the new version is published
-    only if no gated metric falls (GateFailed otherwise, the former one stays in use). `expert`: the expert eval set;
-    `review`: term_review.csv. Raises WorkspaceLocked, UsageError, InputRefused (nothing could be read).
+    only if no gated metric falls beyond its margin; else the former one stays in use (`raise_if_fell`). `expert`: the
+    expert eval set; `review`: term_review.csv; `baseline`: baseline.json.
+
+    Raises WorkspaceLocked, UsageError, InputRefused (nothing could be read).
     """
     start = time.perf_counter()
     with Writer(
@@ -142,8 +147,7 @@ def ingest(
         result.seconds["index"] = time.perf_counter() - start
         on_step("version")
         if regress:
-            result.regression = regression(workspace, base.name, tried, config, expert=expert)
-            on_step("regression")
+            result.regression = measured(writer, tried, config, expert, baseline, embedder)
             if not result.regression.passed:
                 result.tried = tried
                 writer.finish("failed", f"regression: {result.regression.said}")
@@ -152,6 +156,51 @@ def ingest(
         writer.registry.unqueue(plan.changes)
         result.version, result.published = tried, True
         return result
+
+
+def preview(
+    workspace: Path, sources: Sequence[Path], config: Config, *, rulings: Sequence[triage.Ruling] = (),
+    choices: Mapping[str, str] | None = None, by: str = "expert",
+) -> Result:  # fmt: skip
+    """What `ingest` would do with each document, and why; nothing is written and no lock taken."""
+    version = IndexVersion(workspace / "indexes")
+    known = {d.key: d for d in _registered(workspace, version)}
+    result = Result("dry run", version.name, version.name)
+    entries = _read(sources, config, known, result)
+    _triage(entries, known, rulings, choices or {}, by, config, result)
+    return result
+
+
+def _registered(workspace: Path, version: IndexVersion) -> list[Document]:
+    """The registry's documents, or where there is no registry yet those of the index."""
+    if not Registry.exists(workspace):
+        return version.documents
+    registry = Registry.open(workspace)
+    try:
+        return registry.documents(number(version.name)) or version.documents
+    finally:
+        registry.close()
+
+
+def measured(
+    writer: Writer, tried: str, config: Config, expert: Path | None, baseline: Path | None, embedder: Embedder | None
+) -> Regression:
+    """Hold a version that is not published yet to the one in use, and keep with it what it reached."""
+    base, workspace = writer.base, writer.workspace
+    found = regression(
+        workspace, base.name, tried, config, expert=expert, embedder=embedder,
+        baseline=read_baseline(baseline) if baseline is not None else None,
+    )  # fmt: skip
+    path = writer.indexes / tried / "made.json"
+    built = IndexVersion(writer.indexes, tried).manifest["built"]["version"]
+    then = base.made.get("recall_built")
+    if built == tried:
+        then = found.metrics.get("recall@5")
+    elif then is None and built == base.name:
+        then = recall_at_5(workspace, base.name, config, expert=expert, embedder=embedder)
+    write_json(path, read_json(path) | {"metrics": found.metrics, "recall_built": then})
+    writer.on_step("regression")
+    return found
 
 
 def raise_if_fell(result: Result) -> None:

@@ -17,10 +17,10 @@ from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Chunk
 from ragbuild.core.store import write_text
 from ragbuild.core.text import TokenCounter
-from ragbuild.evaluate.regression import regression
+from ragbuild.evaluate.regression import recall_at_5
 from ragbuild.index.staging import Content, stage_whole
-from ragbuild.index.versions import FILES, IndexVersion
-from ragbuild.knowledge.ingest import Result
+from ragbuild.index.versions import FILES, IndexVersion, version_names
+from ragbuild.knowledge.ingest import Result, measured
 from ragbuild.knowledge.writer import Step, Writer
 from ragbuild.models.embedders import Embedder, VectorCache, load_embedder, resolve_auto
 from ragbuild.offline.chunk import Tagger, chunk_document
@@ -56,9 +56,25 @@ def triggers(version: IndexVersion, config: Config, recall: Mapping[str, float] 
     ]  # fmt: skip
 
 
+def recall_then_and_now(
+    workspace: Path, version: IndexVersion, config: Config, expert: Path | None, measure: bool = False
+) -> dict[str, float] | None:
+    """Recall@5 when the whole index was last made (``built``) and of this version (``now``), as `sync` measured them;
+    None where one is not known. `measure`: measure what is missing, which takes a while."""
+    metrics = version.made.get("metrics") or {}
+    built, now = version.made.get("recall_built"), metrics.get("recall@5")
+    if measure:
+        first = version.manifest["built"]["version"]
+        if built is None and first in version_names(version.indexes):
+            built = recall_at_5(workspace, first, config, expert=expert)
+        now = recall_at_5(workspace, version.name, config, expert=expert) if now is None else now
+    return None if built is None or now is None else {"built": built, "now": now}
+
+
 def rebuild(
     workspace: Path, config: Config, *, why: str = "", wait: float = 0.0, regress: bool = True,
-    expert: Path | None = None, embedder: Embedder | None = None, on_step: Step = lambda step: None,
+    expert: Path | None = None, baseline: Path | None = None, embedder: Embedder | None = None,
+    on_step: Step = lambda step: None,
 ) -> Result:  # fmt: skip
     """Make the whole index anew under `config`, into a new version; the old one answers until that is published.
 
@@ -79,8 +95,7 @@ def rebuild(
         )  # fmt: skip
         on_step("version")
         if regress:
-            result.regression = regression(workspace, base.name, tried, config, expert=expert)
-            on_step("regression")
+            result.regression = measured(writer, tried, config, expert, baseline, embedder)
             if not result.regression.passed:
                 result.tried = tried
                 writer.finish("failed", f"regression: {result.regression.said}")

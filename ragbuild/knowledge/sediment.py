@@ -35,6 +35,7 @@ DECISIONS = ("replace", "parallel", "legacy", "correction", "unchanged", "rollba
 DECIDERS = ("machine", "policy", "expert", "rollback")
 PARTS = {"embedder": ("name", "dim"), "tokenizer": ("tokenizer", "engine"), "rerank": ("model", "top_m"),
          "fusion": ("top_n", "rrf_k"), "generator": ("generator",), "judge": ("name",)}  # fmt: skip
+STAND_INS = ("features", "extractive", "rubric")
 _SEAL = re.compile(r"(?:<!-- |# )drafted by ragbuild, sha256 ([0-9a-f]{64})[^\n]*\n")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)*|true|false|null")
 _MEASURE = re.compile(r"[a-z_]+/(?:[a-z]+@\d+|mrr)")
@@ -152,7 +153,10 @@ def _counts(workspace: Path, entries: Sequence[Entry]) -> dict[str, Rows]:
         made += [(f"{what}: {kind}", n) for kind, n in sorted(Counter(row[field] for row in rows).items())]
     parts = next((e.components for e in reversed(entries)), {})
     used = [(p, key, parts[p].get(key)) for p, keys in PARTS.items() if p in parts for key in keys]
-    return {"made": made, "parts": [(p, key, value if tellable(value) else "own") for p, key, value in used]}
+    told = [
+        (p, key, f"{value} (a stand-in)" if value in STAND_INS else value) for p, key, value in used if tellable(value)
+    ]
+    return {"made": made, "parts": told + [(p, key, "own") for p, key, value in used if not tellable(value)]}
 
 
 def _settings(config: Config) -> Rows:

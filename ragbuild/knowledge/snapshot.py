@@ -73,10 +73,15 @@ def rollback(
         former = IndexVersion(writer.indexes, name)
         writer.restore(former)
         on_step("registry")
-        tried = stage_again(writer.indexes, former, writer.made(metrics=former.made.get("metrics")))
+        tried = stage_again(writer.indexes, former, writer.made(**_measured(former)))
         on_step("version")
         writer.publish(tried, config.knowledge.keep_versions, f"content of {name}")
         return tried, writer.notes
+
+
+def _measured(former: IndexVersion) -> dict[str, Any]:
+    """What was measured of a version holds for another one with the same content."""
+    return {name: former.made.get(name) for name in ("metrics", "recall_built")}
 
 
 def check(workspace: Path, deep: bool = False) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from ragbuild.core.records import Document, Record, Text
 from ragbuild.core.store import error_fields, read_csv, write_csv
 from ragbuild.core.text import normalise
 from ragbuild.knowledge.doc_versions import compare_versions
+from ragbuild.knowledge.registry_tables import Queued
 from ragbuild.knowledge.triage_rules import (
     Decision,
     Suggestion,
@@ -33,6 +34,7 @@ from ragbuild.knowledge.triage_rules import (
 __all__ = [
     "RISKY", "SAFE", "Decision", "Effects", "Ruling", "Suggestion", "compare_versions", "in_order", "overlap",
     "read_decisions", "resolve", "ruling_for", "suggest", "unattended", "unmatched", "write_decisions",
+    "write_open_decisions",
 ]  # fmt: skip
 
 _COLUMNS = ("doc_id", "doc_version", "product_model", "decision", "decided_by", "reason", "suggestion", "why")
@@ -183,6 +185,21 @@ def write_decisions(path: str | Path, suggestions: Sequence[Suggestion], rulings
         if ruling_for(suggestion, made) is None:
             fields = suggestion.document.model_dump(include={"doc_id", "doc_version", "product_model"})
             rows.append(fields | {"suggestion": suggestion.decision, "why": suggestion.reason})
+    write_csv(path, [row | {"product_model": ";".join(row["product_model"])} for row in rows], _COLUMNS)
+
+
+def write_open_decisions(path: str | Path, waiting: Sequence[Queued]) -> None:
+    """A decisions.csv for those that wait in the registry's queue, its decisions left open; rulings of a former file of
+    this name stay."""
+    rows = [r.model_dump() for r in (read_decisions(path) if Path(path).exists() else [])]
+    held = {(r["doc_id"], r["doc_version"]) for r in rows}
+    for one in waiting:
+        _, *doc_id, doc_version, models = one.key.split("/")
+        if ("/".join(doc_id), doc_version) not in held:
+            rows.append({
+                "doc_id": "/".join(doc_id), "doc_version": doc_version, "product_model": models.split("+"),
+                "suggestion": one.suggestion, "why": one.reason,
+            })  # fmt: skip
     write_csv(path, [row | {"product_model": ";".join(row["product_model"])} for row in rows], _COLUMNS)
 
 

@@ -66,8 +66,19 @@ class Pipeline:
 
     @cached_property
     def embedder(self) -> Embedder:
-        """The embedder that this version was encoded with; vectors of two models never meet."""
-        return self._embedder or load_embedder(self.version.manifest["embedder"]["name"], self.config.embedder)
+        """The embedder that this version was encoded with; vectors of two models never meet.
+
+        Raises UsageError when the configuration names another one.
+        """
+        if self._embedder is not None:
+            return self._embedder
+        name = self.version.manifest["embedder"]["name"]
+        if self.config.embedder.name not in ("auto", name):
+            raise UsageError(
+                f"the index was encoded with '{name}' and can't be searched with '{self.config.embedder.name}'; "
+                "'ragbuild rebuild' encodes every chunk again"
+            )
+        return load_embedder(name, self.config.embedder)
 
     @cached_property
     def rewriter(self) -> Rewriter:

@@ -1,0 +1,8 @@
+"""What the fork server imports before any test's process is made of it: once, and no thread is started."""
+
+from __future__ import annotations
+
+from ragbuild.core.text import make_tokenizer
+from tests.knowledge import workspaces
+
+make_tokenizer("jieba", workspaces.TERMS, True, False)("单点登录")
