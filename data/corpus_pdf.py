@@ -155,6 +155,7 @@ class Outlined(rl.BaseDocTemplate):
     def afterFlowable(self, flowable: Any) -> None:
         if hasattr(flowable, "outline"):
             level, text = flowable.outline
+            flowable.page = self.page
             key = f"h{self.seq.nextf('heading')}"
             self.canv.bookmarkPage(key)
             self.canv.addOutlineEntry(text, key, level - 1, closed=level > 1)
@@ -191,8 +192,11 @@ class ChineseParagraph(rl.Paragraph):
 
 
 class PdfMaker:
+    indent, gap, leading = 0.0, 6.0, 1.55  # of a paragraph: its first line, the space after it, its lines in Chinese
+
     def __init__(self, doc: Doc) -> None:
         self.doc, self.zh, self.two = doc, doc.zh, doc.meta["format"] == "pdf-two-column"
+        self.company = str(doc.meta.get("company", "岚关网络" if self.zh else "Langate Networks"))
         rl_config.useA85 = 0
         for name in ("Sans-Regular", "Sans-Bold", "Sans-Italic", "Mono-Regular"):
             pdfmetrics.registerFont(TTFont(name, find_font(LIBERATION.format(name))))
@@ -206,6 +210,7 @@ class PdfMaker:
         self.column = (self.wide - gap) / 2 if self.two else self.wide
         self.step = self.column + gap
         self.size = 9.0 if self.two else 10.0
+        self.heads = {1: (20, 0), 2: (14, 12), 3: (11.5, 7)}  # of a heading: its size and the space before it
 
     def face(self, char: str, faces: list[str]) -> str:
         for face in faces:
@@ -230,7 +235,7 @@ class PdfMaker:
 
     def paragraph(self, runs: list[Run], size: float = 0.0, bullet: str | None = None, **how: Any) -> Any:
         size = size or self.size
-        how = {"leading": size * (1.55 if self.zh else 1.38), "wordWrap": "CJK" if self.zh else None, **how}
+        how = {"leading": size * (self.leading if self.zh else 1.38), "wordWrap": "CJK" if self.zh else None, **how}
         style = ParagraphStyle("", fontName=self.faces[0], fontSize=size, textColor=HexColor(INK), **how)
         kind = ChineseParagraph if self.zh else rl.Paragraph
         return kind(self.xml(runs, size), style, bulletText=bullet)
@@ -288,9 +293,12 @@ class PdfMaker:
         table.setStyle([("VALIGN", *every, "TOP"), ("LEFTPADDING", *every, 5), ("RIGHTPADDING", *every, 5)])
         return table
 
+    def picture(self, name: str) -> bytes:
+        return draw(name, self.zh, 8 if self.two else 6.8)
+
     def flow(self, block: Block, after: Block | None) -> Any:
         if block.kind == "heading":
-            size, before = {1: (20, 0), 2: (14, 12), 3: (11.5, 7)}[block.level]
+            size, before = self.heads[block.level]
             bold = [(text, style + "b") for text, style in block.runs]
             head = self.paragraph(bold, size, leading=size * 1.3, spaceBefore=before, spaceAfter=size / 3)
             head.outline = (block.level, plain(block.runs))
@@ -305,16 +313,18 @@ class PdfMaker:
             text = self.paragraph(block.runs, self.size - 0.5)
             return self.boxed(text, edge, fill, 3, 16.0 * block.level)
         if block.kind == "figure":
-            picture = rl.Image(io.BytesIO(draw(block.text, self.zh, 8 if self.two else 6.8)))
+            picture = rl.Image(io.BytesIO(self.picture(block.text)))
             scale = min(72 / 150, self.column / picture.imageWidth)
             picture.drawWidth, picture.drawHeight = picture.imageWidth * scale, picture.imageHeight * scale
             caption = self.paragraph(block.runs, self.size - 1, alignment=1, spaceBefore=5)
             return rl.KeepTogether([rl.Spacer(0, 5), picture, caption, rl.Spacer(0, 9)])
-        how: dict[str, Any] = {"spaceAfter": 6, "allowWidows": 0, "allowOrphans": 0}
+        how: dict[str, Any] = {"spaceAfter": self.gap, "allowWidows": 0, "allowOrphans": 0}
         if block.kind == "item":
             left = 16 * (block.level + 1)
             how |= {"leftIndent": left, "bulletIndent": left - 15, "bulletFontName": "Sans-Regular"}
             how |= {"bulletFontSize": self.size, "spaceAfter": 3 if after and after.kind == "item" else 6}
+        else:
+            how["firstLineIndent"] = self.indent
         return self.paragraph(block.runs, bullet=block.mark or None, **how)
 
     def story(self) -> list[Any]:
@@ -326,10 +336,12 @@ class PdfMaker:
             follows = after.kind if after else ""
             leads = (
                 block.kind == "heading"
+                or (block.kind == "para" and all("b" in style for _, style in block.runs))
                 or (follows == "code" and after.level > 0)
                 or (follows in ("table", "code", "item") and block.kind == "para" and high < 45)
             )
-            part = {"heading": high + 22, "para": min(high, 32.0) + 6, "item": min(high, 32.0) + 6}
+            lines = min(high, max(32.0, 2 * self.size * self.leading)) + self.gap
+            part = {"heading": high + 22, "para": lines, "item": lines}
             part["table"] = high + 8 if high < 200 else 90.0
             need = part.get(block.kind, high + 13) + (need if leads else 0)
             out = [rl.CondPageBreak(need if len(out) < 2 * len(blocks) - 2 else 0), flowable, *out]
@@ -343,7 +355,7 @@ class PdfMaker:
         canvas.drawString(left, top, str(self.doc.meta["title"]))
         canvas.drawRightString(right, top, str(self.doc.meta["doc_version"]))
         canvas.line(left, top - 2 * mm, right, top - 2 * mm)
-        canvas.drawString(left, 11 * mm, "岚关网络" if self.zh else "Langate Networks")
+        canvas.drawString(left, 11 * mm, self.company)
         canvas.drawRightString(right, 11 * mm, ("第 {} 页" if self.zh else "Page {}").format(template.page))
 
     def make(self) -> bytes:
@@ -361,14 +373,14 @@ class PdfMaker:
         if self.two:  # the title runs across, the columns begin under it
             pages.insert(0, page("first", story[1].wrap(self.wide, 999)[1] + 12))
             story[2:2] = [rl.NextPageTemplate("later"), rl.FrameBreak()]
-        out, maker = io.BytesIO(), "岚关网络" if self.zh else "Langate Networks"
+        out = io.BytesIO()
         Outlined(
             out,
             pagesize=A4,
             pageTemplates=pages,
             invariant=1,
             title=str(self.doc.meta["title"]),
-            author=maker,
+            author=self.company,
             lang=self.doc.meta["language"],
         ).build(story)
         return out.getvalue()

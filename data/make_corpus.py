@@ -102,12 +102,26 @@ def load() -> list[Doc]:
         else:
             print(f"missing: {path}")
     for path in sorted(SOURCES.glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        if text.startswith("---"):
-            _, front, body = re.split(r"^---[ \t]*\n", text, maxsplit=2, flags=re.M)
-            meta = {**yaml.safe_load(front), "source": path.stem}
-            docs.append(Doc(meta, body, flatten(SyntaxTreeNode(MD.parse(body)).children)))
+        if path.read_text(encoding="utf-8").startswith("---"):
+            docs.append(read(path))
     return docs
+
+
+def read(path: Path) -> Doc:
+    """A Markdown source with its front matter."""
+    _, front, body = re.split(r"^---[ \t]*\n", path.read_text(encoding="utf-8"), maxsplit=2, flags=re.M)
+    meta = {**yaml.safe_load(front), "source": path.stem}
+    return Doc(meta, body, flatten(SyntaxTreeNode(MD.parse(body)).children))
+
+
+def write_fields(folder: Path, docs: list[Doc]) -> None:
+    """documents.csv, with the fields of all `docs`."""
+    with (folder / "documents.csv").open("w", encoding="utf-8-sig", newline="") as sheet:
+        rows = csv.writer(sheet, lineterminator="\n")
+        rows.writerow(["doc_source", *FIELDS])
+        for doc in docs:
+            values = {**doc.meta, "product_model": ";".join(doc.meta["product_model"])}
+            rows.writerow([doc.meta["output"], *(values[name] or "" for name in FIELDS)])
 
 
 def freeze(data: bytes, meta: dict[str, Any]) -> bytes:
@@ -373,13 +387,7 @@ def main() -> None:
             print(f"{output}: {len(data) / 1024:.0f} KB")
     if not made:
         parser.error(f"no source or output is named {' or '.join(only)}")
-    with (CORPUS / "documents.csv").open("w", encoding="utf-8-sig", newline="") as sheet:
-        rows = csv.writer(sheet, lineterminator="\n")
-        rows.writerow(["doc_source", *FIELDS])
-        for doc in docs:
-            models = ";".join(doc.meta["product_model"])
-            values = {**doc.meta, "product_model": models}
-            rows.writerow([doc.meta["output"], *(values[name] or "" for name in FIELDS)])
+    write_fields(CORPUS, docs)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from ragbuild.cli_shared import JsonOption, ParamOption, WorkspaceOption, config
 from ragbuild.core.errors import GateFailed, UsageError
 
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait while another writer holds the workspace.")]
-TimeoutOption = Annotated[float | None, typer.Option(help="Wait at most this many seconds.", min=0)]
+TimeoutOption = Annotated[float | None, typer.Option(help="Wait, but at most this many seconds.", min=0)]
 WhyOption = Annotated[str, typer.Option(help="Why, for the history.")]
 DecisionsOption = Annotated[Path | None, typer.Option(help="The expert's decisions.csv (default: beside the source).")]
 ByOption = Annotated[str, typer.Option("--by", help="Who decided, for the history.")]
@@ -20,7 +20,7 @@ RegressOption = Annotated[
     bool, typer.Option("--regress/--no-regress", help="Publish only if no gated metric falls on the eval sets.")
 ]
 
-registry_app = typer.Typer(help="The document registry: list, status, history, queue, check.", rich_markup_mode=None)
+registry_app = typer.Typer(help="The documents and their states: list, status, history, queue, check, set.")
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,9 @@ def ingest(
     workspace: WorkspaceOption = None,
     decision: Annotated[
         list[str] | None,
-        typer.Option("--decision", help="replace, parallel, legacy …; for one of several documents doc_id=replace."),
+        typer.Option(
+            "--decision", help="replace, parallel, legacy, correction or unchanged; doc_id=replace for one of several."
+        ),
     ] = None,
     decisions: DecisionsOption = None,
     by: ByOption = "expert",
@@ -140,24 +142,28 @@ def _tell(result: Any, as_json: bool) -> None:
     if as_json:
         emit({**result.__dict__, "regression": result.regression})
         return
+    dry = result.command == "dry run"
     for f in result.fates:
+        size = f" ({f.chunks} children)" if f.chunks else ""
+        outcome = "would be taken" if dry and f.outcome == "taken" else f.outcome
+        typer.echo(f"{outcome:10} {f.key or f.doc_source}{size}")
         decided = f"{f.decision}{f' by {f.decided_by}' if f.decided_by else ''}"
-        chunks = f"{f.chunks} chunks" if f.chunks else ""
-        typer.echo(f"{f.outcome:10} {decided:24} {f.key or f.doc_source:44} {chunks:10} {f.reason}".rstrip())
+        about = f" of {', '.join(f.about)}" if f.about else ""
+        typer.echo(f"{'':10} {decided}{about}: {f.reason}" if f.decision else f"{'':10} {f.reason}")
     if result.new_terms:
         typer.echo(f"new terms: {', '.join(result.new_terms)}")
-    if result.regression is not None:
+    if result.regression is not None and result.regression.passed:
         typer.echo(f"regression: {result.regression.said}")
-    if result.command == "dry run":
+    if dry:
         typer.echo(f"Nothing was written; {result.version} is in use.")
     elif result.published:
         typer.echo(f"{result.version} is published; 'ragbuild rollback {result.former}' goes back.")
     else:
         typer.echo(f"{result.version} stays in use.")
-    if result.count("waiting"):
+    if result.count("waiting") and not dry:
         typer.echo(
-            f"{result.count('waiting')} wait for an expert: decide with --decision, or fill in decisions.csv "
-            "('ragbuild registry queue --csv decisions.csv' makes it)."
+            f"{result.count('waiting')} wait for an expert: decide with --decision, or have decisions.csv filled in "
+            "('ragbuild registry queue --csv FOLDER/decisions.csv' makes it) and run again."
         )
 
 
@@ -166,7 +172,7 @@ def _tell(result: Any, as_json: bool) -> None:
 
 @registry_app.callback()
 def registry(context: typer.Context, workspace: WorkspaceOption = None, as_json: JsonOption = False) -> None:
-    """The document registry: without a command, list the documents of the version in use."""
+    """The documents and their states; without a command, list them."""
     if context.invoked_subcommand is not None:
         return
     from ragbuild.index.versions import IndexVersion
@@ -223,8 +229,8 @@ def status(
     rows = triggers(version, config, recall)
     facts = {
         "version": version.name, "documents": dict(Counter(d.status for d in documents)), "chunks": len(version),
-        "waiting": len(waiting), "writer": holder.read_text() if holder.is_file() else None,
-        "registry": "registered" if found else "no registry yet: the first ingest or sync makes it",
+        "waiting": len(waiting), "writer": holder.read_text() if holder.is_file() else "nobody",
+        "registry": found.place if found else "none yet: the first ingest or sync makes it",
     }  # fmt: skip
     if as_json:
         emit({**facts, "triggers": rows})
@@ -266,9 +272,32 @@ def history(
             )
         else:
             change = f"{r.from_status or '-'} -> {r.to_status or '-'}"
-            typer.echo(f"{r.when}  v{r.version:04d}  {change:22} {r.decision:10} {r.decided_by:10} {r.key}  {r.reason}")
+            typer.echo(f"{r.when}  v{r.version:04d}  {change:22} {r.decision} by {r.decided_by}  {r.key}  {r.reason}")
     if not found:
         say("There is no registry yet; the first ingest or sync makes it.")
+
+
+@registry_app.command("set")
+def set_status(
+    key: Annotated[str, typer.Argument(help="The document's key: kb/doc_id/doc_version/models.")],
+    status: Annotated[str, typer.Argument(help="active, legacy or superseded (its chunks leave the index).")],
+    workspace: WorkspaceOption = None,
+    by: ByOption = "expert",
+    why: WhyOption = "",
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a registered document another status, without a new document."""
+    from ragbuild.knowledge.ingest import restate
+
+    if status not in ("active", "legacy", "superseded"):
+        raise UsageError(f"a status is active, legacy or superseded; got '{status}'")
+    root = open_workspace(workspace)
+    result = restate(
+        root, key, status, config_of(root, None), by=by, why=why, wait=_seconds(wait, timeout), on_step=_step
+    )  # fmt: skip
+    _tell(result, as_json)
 
 
 @registry_app.command()
@@ -331,7 +360,7 @@ def snapshots(workspace: WorkspaceOption = None, as_json: JsonOption = False) ->
         emit({"snapshots": rows})
         return
     for r in rows:
-        metrics = " ".join(f"{k} {v:.3f}" for k, v in list(r["metrics"].items())[:3]) or "not measured"
+        metrics = f"recall@5 {r['metrics']['recall@5']:.3f}" if "recall@5" in r["metrics"] else "not measured"
         size = f"{r['size'] / 1e6:.1f} MB ({r['own'] / 1e6:.1f} own)"
         mark, held = "*" if r["current"] else " ", f"{r['documents']:4} documents {r['children']:6} chunks"
         typer.echo(

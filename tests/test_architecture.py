@@ -80,6 +80,7 @@ def test_the_command_line_starts_without_heavy_libraries():
     assert own <= {
         "ragbuild.cli",
         "ragbuild.cli_evaluate",
+        "ragbuild.cli_knowledge",
         "ragbuild.cli_shared",
         "ragbuild.core",
         "ragbuild.core.errors",

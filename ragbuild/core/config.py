@@ -243,6 +243,13 @@ class KnowledgeConfig(Section):
     rebuild_recall: float = Field(0.05, gt=0)
 
 
+class EvidenceConfig(Section):
+    """How much evidence a section of a report gets."""
+
+    rag: int = Field(5, ge=1, le=100)  # hits that are retrieved and scored (`retrieval.rag` of the method)
+    top_n: int = Field(5, ge=1, le=100)  # of these, kept by score
+
+
 class LLMConfig(Section):
     """Everything about the chat endpoint but its address and key, which come from the environment."""
 
@@ -282,6 +289,7 @@ class Config(Section):
     tune: TuneConfig = TuneConfig()
     gates: GatesConfig = GatesConfig()
     knowledge: KnowledgeConfig = KnowledgeConfig()
+    evidence: EvidenceConfig = EvidenceConfig()
     llm: LLMConfig = LLMConfig()
     course: CourseConfig = CourseConfig()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -252,13 +253,16 @@ def walk(folder: str | Path) -> list[Path]:
     return sorted(out, key=lambda p: p.relative_to(folder).as_posix())
 
 
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
 def link(source: Path, target: Path) -> None:
     """A hard link, or a copy where the file system has none. For files that are replaced, never written in place."""
     try:
         os.link(source, target)
-    except FileExistsError:
-        raise
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
         shutil.copy2(source, target)
 
 

@@ -30,6 +30,9 @@ _STEPS = (
     ("evaluation", "Q-DOC, Q-DOC-A, judge", "21", "", "every decision is backed by a report"),
     ("evaluation", "bad cases and loops", "22", "", "one change at a time"),
     ("evaluation", "embedding fine-tuning", "23", "never", "last resort: only after loop 3 has ruled out the rest"),
+    ("operations", "sedimentation", "30", "", "what the next knowledge base takes over, free of this one's data"),
+    ("operations", "registry and triage", "31", "", "documents arrive: replace, parallel or legacy; on a copy"),
+    ("operations", "lock, snapshot, rollback", "32", "", "a failed update leaves nothing broken; on a copy"),
 )
 
 

@@ -218,7 +218,9 @@ def choose_run(config: Config, specs: Sequence[StepSpec], out: str | Path | None
     half = outputs / f".{new.name}.tmp"  # a copy that was killed or ran out of space is never taken for a run
     shutil.rmtree(half, ignore_errors=True)
     try:
-        shutil.copytree(last, half, copy_function=_linked, ignore=shutil.ignore_patterns(*OWN_FILES))
+        own = shutil.ignore_patterns(*OWN_FILES)
+        left_out = lambda folder, names: own(folder, names) if Path(folder) == last else ()  # noqa: E731
+        shutil.copytree(last, half, copy_function=_linked, ignore=left_out)
     except shutil.Error as error:
         shutil.rmtree(half, ignore_errors=True)
         raise OSError(errno.EIO, f"{last} cannot be copied ({str(error.args[0])[:200]})", str(new)) from error
@@ -250,8 +252,11 @@ def _empty(run: Path) -> None:
 
 
 def _linked(source: str, target: str) -> None:
-    """Files of a run are replaced, never written in place; a database is the exception, and is not copied."""
-    link(Path(source), Path(target))
+    """Files of a run are replaced, never written in place; a database is, and readers lock a version's manifest."""
+    if source.endswith((".sqlite", "version.json", ".lock")):
+        shutil.copy2(source, target)
+    else:
+        link(Path(source), Path(target))
 
 
 def _fresh_enough(spec: StepSpec, workspace: Workspace, config: Config) -> bool:

@@ -29,8 +29,8 @@ INPUTS = (
     "eval_set",
     "expert_eval_set",
     "baseline",
-    "arrivals",
 )  # what people decide or own: read only, named ``input:<name>``
+FOLDERS = ("arrivals", "prospectus", "lessons", "findoc")  # the same, beside a corpus whose folder is named corpus
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def input_paths(config: Config) -> dict[str, Path | None]:
     corpus = Path(config.corpus.dir).expanduser()
     corpus = corpus if corpus.is_absolute() else repository() / corpus
     out: dict[str, Path | None] = {"corpus": corpus}
-    for name in INPUTS[1:-1]:
+    for name in INPUTS[1:]:
         setting = getattr(config.corpus, name)
         file = f"{name}.csv" if name in ("query_log", "term_review") else f"{name}.json"
         places = [corpus / file, corpus.parent / file] if setting == "auto" else [Path(setting)]
@@ -71,11 +71,12 @@ def input_paths(config: Config) -> dict[str, Path | None]:
             out[name] = None  # that of another corpus beside this one
         if setting != "auto" and out[name] is None:
             raise UsageError(f"corpus.{name}: no file at {setting}")
-    setting = config.corpus.arrivals
-    arrivals = corpus.parent / "arrivals" if setting == "auto" else Path(setting)
-    if setting != "auto" and not arrivals.is_dir():
-        raise UsageError(f"corpus.arrivals: no folder at {setting}")
-    out["arrivals"] = arrivals if arrivals.is_dir() and (setting != "auto" or corpus.name == "corpus") else None
+    for name in FOLDERS:
+        setting = getattr(config.corpus, name, "auto")
+        folder = corpus.parent / name if setting == "auto" else Path(setting)
+        if setting != "auto" and not folder.is_dir():
+            raise UsageError(f"corpus.{name}: no folder at {setting}")
+        out[name] = folder if folder.is_dir() and (setting != "auto" or corpus.name == "corpus") else None
     return out
 
 

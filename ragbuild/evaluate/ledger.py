@@ -120,7 +120,7 @@ def components_of(config: Config, version: IndexVersion, judge: str = "") -> dic
     return {
         **{name: held[section] for name, section in SECTIONS.items()},
         "dictionary": {"terms": len(version.entries), "entries": hashes["keyword_dict.json"][:12]},
-        "tokenizer": manifest["lexical"],
+        "tokenizer": {k: v for k, v in manifest["lexical"].items() if k != "deleted"},
         "embedder": {k: v for k, v in manifest["embedder"].items() if k != "why"}
         | {"prompt": held["embedder"]["query_prompt"]},
         "prompt": {"version": PromptTemplate.parse(version.prompt).version, "text": hashes["prompt.md"][:12]},

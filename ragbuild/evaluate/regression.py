@@ -88,8 +88,8 @@ class _Side:
         return "\n".join(self.chunks.child[i].content for group in case.groups for i in group)
 
     def current(self, case: EvalCase) -> bool:
-        """Is every place that holds a part of the answer in an active document?"""
-        return all(self.chunks.child[i].status == "active" for group in case.groups for i in group)
+        """Do the first places of all parts of the answer stand in active documents?"""
+        return all(self.chunks.child[i].status == "active" for i in case.truth)
 
     def names(self) -> set[str]:
         """The versions and models that documents are about, as a question may write them."""
@@ -122,14 +122,15 @@ def regression(
     means = {
         f"{kind}/{m}": v for kind, f in now.items() for m, by in f.items() if (v := _mean(by.values())) is not None
     }
-    if (recall := _recall(now["qdoc"])) is not None:
+    if (recall := _mean(_recall(now["qdoc"], new).values())) is not None:
         means["recall@5"] = recall
     old = _side(workspace, former, config, expert, new.pipeline.embedder) if former and former != staged else None
     if old is None:
         return Regression(metrics=means, said="measured, with no former version to hold it to")
     before, after = old.cases(), new.cases()
-    both = {key for key in before.keys() & after.keys() if _same(before[key], after[key], old, new)}
-    rows = []
+    same = {key for key in before.keys() & after.keys() if _same(before[key], after[key], old, new)}
+    lost = {key for key in before.keys() - same if _corrected_away(before[key], old, new)}
+    both, rows = same | lost, []
     for kind in kinds:
         was = _figures(old, kind, workspace, config, progress)
         for metric, by in was.items():
@@ -137,10 +138,10 @@ def regression(
             ids = [i for i, value in by.items() if value is not None and (name, i) in both]
             if ids:
                 values = now[kind].get(metric, {})
-                pairs = {i: (by[i] or 0.0, values.get(i) or 0.0) for i in ids}
+                pairs = {i: (by[i] or 0.0, values.get(i) or 0.0 if (name, i) in same else 0.0) for i in ids}
                 rows.append(_row(f"{kind}/{metric}", pairs, _margin(kind, metric, len(ids), config, baseline)))
     retired = tuple(sorted(i for _, i in before.keys() - both))
-    said = _said(rows, len(both), retired)
+    said = _said(rows, len(both), retired, len(lost))
     return Regression(
         rows=tuple(rows), retired=retired, added=len(after.keys() - before.keys()),
         passed=not any(r.fell for r in rows), said=said, metrics=means,
@@ -150,11 +151,11 @@ def regression(
 def recall_at_5(
     workspace: Path, name: str | None, config: Config | ConfigView, *, expert: Path | None = None,
     embedder: Embedder | None = None, progress: Progress | None = None,
-) -> float | None:  # fmt: skip
-    """Recall@5 of the fused list over all answerable cases of a version (None: the published one), kept like the other
-    figures. None where there is no such case."""
+) -> dict[str, float]:  # fmt: skip
+    """Recall@5 of the fused list of a version (None: the published one), by ``set/case``, kept like the other figures;
+    without questions about what is an older version by now and is not found by default."""
     side = _side(workspace, name, config, expert, embedder)
-    return None if side is None else _recall(_figures(side, "qdoc", workspace, config, progress))
+    return {} if side is None else _recall(_figures(side, "qdoc", workspace, config, progress), side)
 
 
 def _side(
@@ -169,9 +170,19 @@ def _side(
     return _Side(Pipeline(version, config, embedder if fits else None), chunks, sets)
 
 
+def _corrected_away(was: EvalCase, old: _Side, new: _Side) -> bool:
+    """Has a text lost the answer that is still the same version of the same document? A decision took nothing out then:
+    a parser that failed, or a file that was emptied, must not pass because its questions are gone."""
+    held = {d.key: d for d in new.pipeline.version.documents}
+    own = {d.key: d for d in old.pipeline.version.documents}
+    keys = {old.chunks.child[i].doc_key for i in was.truth}
+    kept = all(key in held and held[key].status == own[key].status for key in keys)
+    return bool(keys) and kept and any(held[key].content_hash != own[key].content_hash for key in keys)
+
+
 def _same(was: EvalCase, now: EvalCase, old: _Side, new: _Side) -> bool:
-    """Is this the same question still: what its truth said it says, it is no older version unless asked for it, and what
-    no document answered names no version or model that has come since?"""
+    """Is this the same question still? What its truth said it says; it has become no older version, unless the question
+    names it; and where no document answered, it names no version or model that has come since."""
     if not was.answerable:  # who asked about 5.0 before its manuals came is not to be refused any more
         return not any(name in was.query.lower() for name in new.names() - old.names())
     if old.current(was) and not new.current(now) and not new.named(now):
@@ -225,8 +236,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return math.fsum(measured) / len(measured) if measured else None
 
 
-def _recall(figures: Values) -> float | None:
-    return _mean(v for metric in RECALL.values() for v in figures.get(metric, {}).values())
+def _recall(figures: Values, side: _Side) -> dict[str, float]:
+    asked = {key for key, case in side.cases().items() if side.current(case) or side.named(case)}
+    found = {(name, i): v for name, metric in RECALL.items() for i, v in figures.get(metric, {}).items()}
+    return {f"{name}/{i}": v for (name, i), v in found.items() if v is not None and (name, i) in asked}
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -252,8 +265,9 @@ def _row(metric: str, pairs: dict[str, tuple[float, float]], margin: float) -> R
     )  # fmt: skip
 
 
-def _said(rows: Sequence[RegressionRow], cases: int, retired: Sequence[str]) -> str:
-    gone = f"; {len(retired)} case(s) retired with their documents" if retired else ""
+def _said(rows: Sequence[RegressionRow], cases: int, retired: Sequence[str], lost: int) -> str:
+    gone = f"; {len(retired)} case(s) retired, since their documents changed" if retired else ""
+    gone += f"; {lost} count as missed: a corrected document no longer says what they ask for" if lost else ""
     if not rows:
         return f"not evaluated: no case is about documents of both versions{gone}"
     fell = [r for r in rows if r.fell]

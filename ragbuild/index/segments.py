@@ -147,10 +147,10 @@ class SegmentWriter:
         self.close()
 
     def close(self) -> None:
-        self._parents.close()
-        self._children.close()
-        self._keys.close()
-        self._vectors.close()
+        with self._vectors:
+            self._parents.close()
+            self._children.close()
+            self._keys.close()
 
 
 def _masked(batches: Iterator[pa.RecordBatch], mask: np.ndarray) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:

@@ -8,6 +8,7 @@ why. Renaming ``CURRENT`` is the only commit point: a writer that is killed leav
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -31,6 +32,7 @@ from ragbuild.index.lexical import LexicalIndex, RankBM25Index, TantivyIndex, bm
 from ragbuild.index.segments import COLUMNS, Rows, Segment, as_chunks
 
 SEGMENTS, FILES = "segments", "files"  # shared by all versions
+LAYOUT = 2  # of an index version; one of another layout has to be built again
 Encode = Callable[[Sequence[str]], np.ndarray]
 
 
@@ -87,6 +89,11 @@ class IndexVersion:
         self._hold = self._opened(indexes, name)
         self.indexes, self.folder, self.name = indexes, self._folder, self._folder.name
         self.manifest: dict[str, Any] = read_json(self.folder / "version.json")
+        layout = self.manifest.get("layout") if isinstance(self.manifest, dict) else None
+        if isinstance(layout, int | None) and layout != LAYOUT and self.manifest:
+            raise InputRefused(
+                f"index version {self.name} was made by another version of ragbuild; run 'ragbuild build' again"
+            )
         try:
             self._check_hashes()
             dim, _ = self.manifest["embedder"]["dim"], self.manifest["lexical"]["engine"]
@@ -132,6 +139,11 @@ class IndexVersion:
             except OSError:  # a file system without locks
                 return hold
         raise InputRefused(f"index version {wanted} is not there; {indexes} holds {version_names(indexes) or 'none'}")
+
+    def release(self) -> None:
+        """Hold it no longer: it may be pruned while it is open."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._hold, fcntl.LOCK_UN)
 
     def _live_in(self, entry: dict[str, Any], segment: Segment) -> np.ndarray:
         """Which children of a segment are not deleted: bool (n,)."""

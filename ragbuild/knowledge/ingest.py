@@ -46,7 +46,8 @@ FREE = ("knowledge.", "gates.", "parse.", "corpus.", "evaluate.", "embedder.proc
 
 
 class Fate(Record):
-    """What became of one arriving document: taken, unchanged, waiting (for an expert) or refused, and why."""
+    """What became of one arriving document, and why: taken, unchanged, waiting (for an expert), refused, or held back
+    (with a version that was made and not published)."""
 
     doc_source: str
     key: str = ""
@@ -73,6 +74,11 @@ class Result:
     new_terms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     regression: Regression | None = None
+
+    def hold_back(self, tried: str) -> None:
+        """The version that was made is not published: nothing was taken in."""
+        self.tried = tried
+        self.fates = [f.model_copy(update={"outcome": "held back"}) if f.outcome == "taken" else f for f in self.fates]
 
     def count(self, outcome: str) -> int:
         """How many documents ended so."""
@@ -125,13 +131,17 @@ def ingest(
         result = Result(command, base.name, base.name, notes=writer.notes)
         known = {d.key: d for d in writer.registry.documents(writer.target)}
         entries = _read(sources, config, known, result)
+        if any(path.is_dir() for path in sources):
+            _compare(entries, known, rulings, result)
         result.seconds["read"] = time.perf_counter() - start
-        plan = _triage(entries, known, rulings, choices or {}, by, config, result)
-        _queue(writer, plan, result)
+        embedder = _embedder(base, config, embedder)
         start = time.perf_counter()
+        chunks = _chunked(entries, config, result)
+        plan = _triage(entries, chunks, known, rulings, choices or {}, by, config, result)
+        _queue(writer, plan, result)
         terms = _terms(base, plan, config, review)
         result.new_terms = [e.standard_term for e in terms[len(base.entries) :]]
-        added = _chunk(plan, terms, config, embedder or _embedder(base, config), result)
+        added = _encoded(plan, chunks, terms, config, embedder, result)
         result.seconds["chunk and encode"] = time.perf_counter() - start
         if not plan.changes and not result.new_terms:
             writer.finish("unchanged")
@@ -149,7 +159,7 @@ def ingest(
         if regress:
             result.regression = measured(writer, tried, config, expert, baseline, embedder)
             if not result.regression.passed:
-                result.tried = tried
+                result.hold_back(tried)
                 writer.finish("failed", f"regression: {result.regression.said}")
                 return result
         writer.publish(tried, config.knowledge.keep_versions)
@@ -164,14 +174,42 @@ def preview(
 ) -> Result:  # fmt: skip
     """What `ingest` would do with each document, and why; nothing is written and no lock taken."""
     version = IndexVersion(workspace / "indexes")
-    known = {d.key: d for d in _registered(workspace, version)}
+    known = {d.key: d for d in registered(workspace, version)}
     result = Result("dry run", version.name, version.name)
     entries = _read(sources, config, known, result)
-    _triage(entries, known, rulings, choices or {}, by, config, result)
+    chunks = _chunked(entries, config, result)
+    _triage(entries, chunks, known, rulings, choices or {}, by, config, result)
     return result
 
 
-def _registered(workspace: Path, version: IndexVersion) -> list[Document]:
+def restate(
+    workspace: Path, key: str, status: str, config: Config, *, by: str = "expert", why: str = "", wait: float = 0.0,
+    on_step: Step = lambda step: None,
+) -> Result:  # fmt: skip
+    """Give a registered document another status: legacy, active again, or superseded, which takes its chunks out.
+
+    Raises UsageError for a document that is not registered, has this status already, or has no chunks any more.
+    """
+    with Writer(workspace, "set", why=why or f"{key}: {status}", wait=wait, on_step=on_step) as writer:
+        base, known = writer.base, {d.key: d for d in writer.registry.documents(writer.target)}
+        if key not in known:
+            raise UsageError(f"no document '{key}' is registered; 'ragbuild registry --json' lists keys")
+        if known[key].status == status:
+            raise UsageError(f"{key} is {status} already; nothing was changed")
+        if key not in {d.key for d in base.documents}:
+            raise UsageError(f"{key} has no chunks any more; take its file in again, or roll back")
+        document = known[key].model_copy(update={"status": status})
+        change = Change(document=document, decision=f"set {status}", reason=why, decided_by=by)
+        plan = _Plan({**known, key: document}, leave={key} if status == "superseded" else set(), changes={key: change})
+        writer.registry.apply([change], writer.target, writer.run.id)
+        on_step("registry")
+        tried = _stage(writer, plan, base.entries, [], {}, config)
+        on_step("version")
+        writer.publish(tried, config.knowledge.keep_versions)
+        return Result("set", tried, base.name, published=True, notes=writer.notes)
+
+
+def registered(workspace: Path, version: IndexVersion) -> list[Document]:
     """The registry's documents, or where there is no registry yet those of the index."""
     if not Registry.exists(workspace):
         return version.documents
@@ -192,13 +230,13 @@ def measured(
         baseline=read_baseline(baseline) if baseline is not None else None,
     )  # fmt: skip
     path = writer.indexes / tried / "made.json"
-    built = IndexVersion(writer.indexes, tried).manifest["built"]["version"]
-    then = base.made.get("recall_built")
+    now = recall_at_5(workspace, tried, config, expert=expert, embedder=embedder)
+    built, then = IndexVersion(writer.indexes, tried).manifest["built"]["version"], base.made.get("recall_built")
     if built == tried:
-        then = found.metrics.get("recall@5")
+        then = now
     elif then is None and built == base.name:
         then = recall_at_5(workspace, base.name, config, expert=expert, embedder=embedder)
-    write_json(path, read_json(path) | {"metrics": found.metrics, "recall_built": then})
+    write_json(path, read_json(path) | {"metrics": found.metrics, "recall": now, "recall_built": then})
     writer.on_step("regression")
     return found
 
@@ -221,12 +259,15 @@ def check_overrides(keys: Sequence[str]) -> None:
         )
 
 
-def _embedder(base: IndexVersion, config: Config) -> Embedder:
+def _embedder(base: IndexVersion, config: Config, given: Embedder | None) -> Embedder:
     """The one that the index was encoded with: vectors of two models never meet."""
     name = base.manifest["embedder"]["name"]
-    if config.embedder.name not in ("auto", name):
+    if given is not None and given.name == name:
+        return given
+    wanted = given.name if given is not None else config.embedder.name
+    if wanted not in ("auto", name):
         raise UsageError(
-            f"the index was encoded with '{name}', and embedder.name is '{config.embedder.name}'. "
+            f"the index was encoded with '{name}', and embedder.name is '{wanted}'. "
             "'ragbuild rebuild' encodes every chunk again."
         )
     return load_embedder(name, config.embedder)
@@ -259,13 +300,34 @@ def _read(
                 group.append(path)
         else:
             raise UsageError(f"{path} is not there; give documents, or a folder of them")
-    entries: list[ParsedEntry] = []
+    entries: dict[str, ParsedEntry] = {}
     for folder, files in groups.items():
         read = parse_corpus(folder, parse=config.parse, corpus=config.corpus, only=files, skip=skip)
-        entries += read.documents
+        for entry in read.documents:
+            document = entry.document
+            if entries.setdefault(document.key, entry) is not entry:
+                reason = f"the same key {document.key} as a document of another folder given; keep one of the two"
+                result.fates.append(
+                    Fate(doc_source=document.doc_source, key=document.key, outcome="refused", reason=reason)
+                )
         result.fates += [Fate(outcome="refused", **refused) for refused in read.refused]
         result.notes += read.warnings
-    return entries
+    return list(entries.values())
+
+
+def _compare(
+    entries: Sequence[ParsedEntry], known: Mapping[str, Document], rulings: Sequence[triage.Ruling], result: Result
+) -> None:
+    """Note what a whole folder lacks: files of registered documents, and documents that rulings are about."""
+    stale = triage.unmatched(rulings, [*(e.document for e in entries), *known.values()])
+    result.notes += [f"decisions.csv: {r.doc_id} {r.doc_version} is about no document here" for r in stale]
+    seen = {f.key for f in result.fates} | {e.document.key for e in entries}
+    gone = [d.doc_source for key, d in known.items() if key not in seen and d.status != "superseded"]
+    if gone:
+        result.notes.append(
+            f"{len(gone)} registered documents are not in the folder ({', '.join(gone[:3])}{' …' * (len(gone) > 3)}); "
+            "they stay: 'ragbuild registry set KEY superseded' takes one out"
+        )
 
 
 def _says_otherwise(document: Document, row: Mapping[str, str]) -> bool:
@@ -277,20 +339,26 @@ def _says_otherwise(document: Document, row: Mapping[str, str]) -> bool:
 
 
 def _triage(
-    entries: Sequence[ParsedEntry], known: dict[str, Document], rulings: Sequence[triage.Ruling],
-    choices: Mapping[str, str], by: str, config: Config, result: Result,
+    entries: Sequence[ParsedEntry], chunks: Mapping[str, list[Chunk]], known: dict[str, Document],
+    rulings: Sequence[triage.Ruling], choices: Mapping[str, str], by: str, config: Config, result: Result,
 ) -> _Plan:  # fmt: skip
-    """Decide about each document, those that others supersede first; what is decided holds for the next."""
+    """Decide about each document that has chunks, those that others supersede first; what is decided holds for the
+    next."""
     plan, by_key = _Plan(dict(known)), {e.document.key: e for e in entries}
     unknown = set(choices) - {"*"} - {e.document.doc_id for e in entries}
+    unknown -= {known[f.key].doc_id for f in result.fates if f.key in known}  # decided and done in an earlier run
     if unknown:
         raise UsageError(
             f"--decision names {', '.join(sorted(unknown))}, but the documents that changed are: "
             f"{', '.join(sorted({e.document.doc_id for e in entries})) or 'none'}"
         )
-    stale = triage.unmatched(rulings, [*(e.document for e in entries), *known.values()])
-    result.notes += [f"decisions.csv: {r.doc_id} {r.doc_version} is about no document here" for r in stale]
-    for document in triage.in_order([e.document for e in entries]):
+    done = {known[f.key].doc_id: f.key for f in result.fates if f.key in known}
+    result.notes += [
+        f"{done[doc_id]} was taken in before as it is, so the choice '{decision}' changes nothing; 'ragbuild registry "
+        "set' changes a document's status"
+        for doc_id, decision in choices.items() if doc_id in done
+    ]  # fmt: skip
+    for document in triage.in_order([e.document for e in entries if e.document.key in chunks]):
         suggestion = triage.suggest(document, list(plan.known.values()))
         decision, who, reason = _decided(suggestion, rulings, choices, by, config)
         told: dict[str, Any] = {
@@ -316,6 +384,8 @@ def _triage(
             plan.entering[entered.key] = ParsedEntry(entered, by_key[document.key].parsed)
         for d in moved:
             plan.known[d.key] = d
+            if d.key in plan.entering:  # taken in by this run, and history by the next document of it
+                plan.entering[d.key] = ParsedEntry(d, plan.entering[d.key].parsed)
             plan.changes[d.key] = Change(document=d, decision=decision, reason=reason, decided_by=who)
     return plan
 
@@ -368,30 +438,45 @@ def _terms(base: IndexVersion, plan: _Plan, config: Config, review: Path | None)
     return base.entries if len(terms) == len(base.entries) else terms
 
 
-def _chunk(
-    plan: _Plan, terms: Sequence[TermEntry], config: Config, embedder: Embedder, result: Result
-) -> list[Added]:  # fmt: skip
-    """Chunk and encode what enters. A document without a chunk is refused, and what it would have done is not done."""
-    counter, tagger = TokenCounter(config.chunk.tokenizer), Tagger(terms)
-    tokenizer, encode, out = tokenizer_of(config, terms), VectorCache(embedder).encode, []
-    for key, entry in list(plan.entering.items()):
-        document, parsed = entry.document, entry.parsed
+def _chunked(entries: Sequence[ParsedEntry], config: Config, result: Result) -> dict[str, list[Chunk]]:
+    """The chunks of each document, by its key; status and tags come later. One that gives no chunk is refused here,
+    before anything is decided about it."""
+    counter, out = TokenCounter(config.chunk.tokenizer), {}
+    for document, parsed in ((e.document, e.parsed) for e in entries):
         made = chunk_document(
-            document, parsed.markdown, parsed.page_of, config=config.chunk, counter=counter, tagger=tagger,
+            document, parsed.markdown, parsed.page_of, config=config.chunk, counter=counter,
             image_ids=image_ids_of(pictures_of(document, parsed), document.key),
         )  # fmt: skip
-        children = [c for c in made.chunks if not c.is_parent]
-        place = next(i for i, f in enumerate(result.fates) if f.key == key and f.outcome == "taken")
-        if not children:
-            raise InputRefused(
-                f"{document.doc_source} holds no text to chunk ({len(made.refused)} refused); nothing was changed. "
-                "Take it out and run again"
+        if made.chunks:
+            out[document.key] = made.chunks
+            result.notes += [f"{r['doc_source']}: {r['reason']}" for r in made.refused]
+        else:
+            reason = "; ".join(["holds no text to chunk", *dict.fromkeys(r["reason"] for r in made.refused)])
+            result.fates.append(
+                Fate(doc_source=document.doc_source, key=document.key, outcome="refused", reason=reason)
             )
-        result.fates[place] = result.fates[place].model_copy(update={"chunks": len(children)})
-        texts = [index_text(c) for c in children]
-        out.append(Added(made.chunks, [tokenizer(t) for t in texts], encode(texts)))
-        result.notes += [f"{r['doc_source']}: {r['reason']}" for r in made.refused]
     return out
+
+
+def _encoded(
+    plan: _Plan, chunks: Mapping[str, list[Chunk]], terms: Sequence[TermEntry], config: Config, embedder: Embedder,
+    result: Result,
+) -> list[Added]:  # fmt: skip
+    """The chunks of what enters, with their status and tags, cut into tokens and encoded."""
+    tagger, tokenizer = Tagger(terms), tokenizer_of(config, terms)
+    encode, out = VectorCache(embedder).encode, []
+    for key, entry in plan.entering.items():
+        made = [_labelled(c, entry.document.status, tagger) for c in chunks[key]]
+        texts = [index_text(c) for c in made if not c.is_parent]
+        place = next(i for i, f in enumerate(result.fates) if f.key == key and f.outcome == "taken")
+        result.fates[place] = result.fates[place].model_copy(update={"chunks": len(texts)})
+        out.append(Added(made, [tokenizer(t) for t in texts], encode(texts)))
+    return out
+
+
+def _labelled(chunk: Chunk, status: str, tagger: Tagger) -> Chunk:
+    tag = tagger(chunk.content) or tagger(f"{chunk.chapter}\n{chunk.section}")
+    return chunk.model_copy(update={"status": status, "tag": tag})
 
 
 def _stage(
@@ -443,11 +528,8 @@ def _moved(
     """Chunks that are in the index, as they enter it again: with their vectors, another status, other tokens."""
 
     def now(chunk: Chunk) -> Chunk:
-        document = restated.get(chunk.doc_key)
-        changed: dict[str, Any] = {"status": document.status} if document else {}
-        if tokenizer is not None:
-            changed["tag"] = tagger(chunk.content) or tagger(f"{chunk.chapter}\n{chunk.section}")
-        return chunk.model_copy(update=changed)
+        status = restated[chunk.doc_key].status if chunk.doc_key in restated else chunk.status
+        return chunk.model_copy(update={"status": status}) if tokenizer is None else _labelled(chunk, status, tagger)
 
     children, tokens = base.children_and_tokens(rows)
     children = [now(c) for c in children]

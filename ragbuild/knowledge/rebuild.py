@@ -7,6 +7,7 @@ needed. It is never done silently: `triggers` says what speaks for it, a person 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def triggers(version: IndexVersion, config: Config, recall: Mapping[str, float] 
         ("dictionary changed", share, limits.rebuild_dictionary, f"{built['terms_changed']} of {built['terms']} terms"),
         (
             "recall@5 fell", fall, limits.rebuild_recall,
-            f"{recall['built']:.3f} then, {recall['now']:.3f} now" if recall else "not measured; --measure does it",
+            f"{recall['built']:.3f} then, {recall['now']:.3f} now, n = {recall['n']}"
+            if recall else "not measured; --measure does it",
         ),
     ]  # fmt: skip
     return [
@@ -59,16 +61,20 @@ def triggers(version: IndexVersion, config: Config, recall: Mapping[str, float] 
 def recall_then_and_now(
     workspace: Path, version: IndexVersion, config: Config, expert: Path | None, measure: bool = False
 ) -> dict[str, float] | None:
-    """Recall@5 when the whole index was last made (``built``) and of this version (``now``), as `sync` measured them;
-    None where one is not known. `measure`: measure what is missing, which takes a while."""
-    metrics = version.made.get("metrics") or {}
-    built, now = version.made.get("recall_built"), metrics.get("recall@5")
+    """Recall@5 when the whole index was last made (``built``) and of this version (``now``), over the `n` cases that
+    `sync` measured both on; None where there are none. `measure`: measure what is missing, which takes a while."""
+    then, now = version.made.get("recall_built"), version.made.get("recall")
     if measure:
         first = version.manifest["built"]["version"]
-        if built is None and first in version_names(version.indexes):
-            built = recall_at_5(workspace, first, config, expert=expert)
-        now = recall_at_5(workspace, version.name, config, expert=expert) if now is None else now
-    return None if built is None or now is None else {"built": built, "now": now}
+        if not then and first in version_names(version.indexes):
+            then = recall_at_5(workspace, first, config, expert=expert)
+        now = now or recall_at_5(workspace, version.name, config, expert=expert)
+    both = sorted((then or {}).keys() & (now or {}).keys())
+    if not both:
+        return None
+    return {
+        "built": fsum(then[i] for i in both) / len(both), "now": fsum(now[i] for i in both) / len(both), "n": len(both),
+    }  # fmt: skip
 
 
 def rebuild(
@@ -97,7 +103,7 @@ def rebuild(
         if regress:
             result.regression = measured(writer, tried, config, expert, baseline, embedder)
             if not result.regression.passed:
-                result.tried = tried
+                result.hold_back(tried)
                 writer.finish("failed", f"regression: {result.regression.said}")
                 return result
         writer.publish(tried, config.knowledge.keep_versions)

@@ -57,18 +57,27 @@ class Registry:
         if not Path(workspace).is_dir():
             raise InputRefused(f"{workspace} is no workspace; build one with `ragbuild build --out {workspace}`")
         database = Database(Path(workspace), url or Endpoints.from_env().database_url)
+        workspace_id = read_workspace_id(Path(workspace), database.file is not None)
         database.prepare()
-        return cls(database, read_workspace_id(Path(workspace)))
+        return cls(database, workspace_id)
 
     @staticmethod
     def exists(workspace: Path, url: str | None = None) -> bool:
         """Whether documents of this workspace are registered. Makes nothing."""
         database = Database(Path(workspace), url or Endpoints.from_env().database_url)
-        if not (Path(workspace) / ID_FILE).is_file() or (database.file and not database.file.is_file()):
+        if not (Path(workspace) / ID_FILE).is_file():
+            return False
+        workspace_id = read_workspace_id(Path(workspace), database.file is not None)
+        if database.file and not database.file.is_file():
             return False
         with database.transaction() as db:
-            mine = sa.select(StateRow.key).where(StateRow.workspace == read_workspace_id(Path(workspace))).limit(1)
+            mine = sa.select(StateRow.key).where(StateRow.workspace == workspace_id).limit(1)
             return sa.inspect(db).has_table(StateRow.__tablename__) and db.scalar(mine) is not None
+
+    @property
+    def place(self) -> str:
+        """The file or database, without a password."""
+        return self._db.place
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -178,7 +187,7 @@ class Registry:
             ended = {"outcome": "published", "finished": now, "note": "ended before it could say so"}
             db.execute(run_row.where(RunRow.outcome.is_(None)).values(**ended))
         return [
-            f"v{run.target:04d} was never published: {counts[run.id]} changes of the registry by {run.command} undone "
+            f"v{run.target:04d} was never published: {counts[run.id]} registry change(s) by {run.command} undone "
             f"(run {run.id}, process {run.pid} on {run.host}, started {run.started})"
             for run in runs
         ]

@@ -96,6 +96,8 @@ class Database:
         state = getattr(error.orig, "sqlstate", None)
         if "disk is full" in said or state == "53100":
             return OSError(errno.ENOSPC, f"no space for the registry ({said}); free some, run it again", self.place)
+        if "disk I/O error" in said:
+            return OSError(errno.EIO, f"the registry cannot be written ({said}); check disk and quota", self.place)
         if not self.file:
             if state in ("25006", "42501"):
                 return MissingResource(f"{self.place} lets its user write nothing ({said}); grant it, or name another")
@@ -148,17 +150,32 @@ def _sqlite_begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("begin immediate" if write else "begin")
 
 
-def read_workspace_id(workspace: Path) -> str:
-    """What tells this workspace's rows from others'; made when there is none, once, whoever else does so too."""
+def read_workspace_id(workspace: Path, in_file: bool) -> str:
+    """What tells this workspace's rows from others'; made when there is none, once, whoever else does so too.
+
+    It remembers where the registry is (`in_file`: in the workspace). Raises InputRefused when that is elsewhere: a
+    forgotten variable must not start a second registry.
+    """
+    kind = "file" if in_file else "database"
     path = workspace / ID_FILE
     if not path.is_file():
         new = uuid.uuid4()
         own = path.with_name(f"{ID_FILE}.{new}")
-        write_text(own, f"{new}\n")
-        with suppress(FileExistsError):
-            link(own, path)
-        own.unlink()
+        try:
+            write_text(own, f"{new} {kind}\n")
+            with suppress(FileExistsError):
+                link(own, path)
+        finally:
+            own.unlink(missing_ok=True)
     try:
-        return str(uuid.UUID(path.read_text(encoding="ascii").strip()))
+        identity, _, there = path.read_text(encoding="ascii").strip().partition(" ")
+        identity = str(uuid.UUID(identity))
     except ValueError:
         raise InputRefused(f"{path} holds no workspace id (a UUID); put it back from a copy of the workspace") from None
+    if there and there != kind:
+        raise InputRefused(
+            f"the registry of {workspace} is in "
+            + ("the file registry.sqlite in it; unset RAGBUILD_DATABASE_URL" if in_file is False else
+               "a PostgreSQL database; set RAGBUILD_DATABASE_URL to it")
+        )  # fmt: skip
+    return identity

@@ -15,8 +15,9 @@ from ragbuild.core.config import Config
 from ragbuild.core.errors import UsageError
 from ragbuild.core.store import read_json
 from ragbuild.index.staging import stage_again
-from ragbuild.index.versions import FILES, SEGMENTS, IndexVersion, current_version, version_names
-from ragbuild.knowledge.registry import Registry, drift
+from ragbuild.index.versions import FILES, LAYOUT, SEGMENTS, IndexVersion, current_version, version_names
+from ragbuild.knowledge.ingest import registered
+from ragbuild.knowledge.registry import drift
 from ragbuild.knowledge.writer import Step, Writer, number
 
 COPIED = ("status", "doc_version", "product_model", "kb", "doc_type", "effective_date", "doc_source", "language")
@@ -28,6 +29,7 @@ def snapshots(workspace: Path) -> list[dict[str, Any]]:
     indexes = workspace / "indexes"
     current = current_version(indexes)
     names = [n for n in version_names(indexes) if current and number(n) <= number(current)]
+    names = [n for n in names if read_json(indexes / n / "version.json").get("layout") == LAYOUT]
     named = {name: _files(indexes, name) for name in names}
     out = []
     for name in names:
@@ -75,23 +77,21 @@ def rollback(
         on_step("registry")
         tried = stage_again(writer.indexes, former, writer.made(**_measured(former)))
         on_step("version")
+        former.release()
         writer.publish(tried, config.knowledge.keep_versions, f"content of {name}")
         return tried, writer.notes
 
 
 def _measured(former: IndexVersion) -> dict[str, Any]:
     """What was measured of a version holds for another one with the same content."""
-    return {name: former.made.get(name) for name in ("metrics", "recall_built")}
+    return {name: former.made.get(name) for name in ("metrics", "recall", "recall_built")}
 
 
 def check(workspace: Path, deep: bool = False) -> list[dict[str, Any]]:
     """Where the registry and the chunks' own copies say different things; empty when they agree. `deep`: also read
     every file of the version in use and compare it with its hash."""
-    version, registry = IndexVersion(workspace / "indexes"), Registry.open(workspace)
-    try:
-        documents = registry.documents(number(version.name)) or version.documents
-    finally:
-        registry.close()
+    version = IndexVersion(workspace / "indexes")
+    documents = registered(workspace, version)
     rows = drift(documents, held_by_chunks(version))
     if deep:
         rows += [{"key": "", "field": "file", "registry": "", "chunks": what} for what in version.verify()]

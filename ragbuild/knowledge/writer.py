@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ragbuild.core.errors import RagbuildError, WorkspaceLocked
-from ragbuild.core.lock import WriterLock
+from ragbuild.core.lock import HOLDER, WriterLock
 from ragbuild.core.records import Document
 from ragbuild.index.staging import discard, next_version, prune
 from ragbuild.index.versions import IndexVersion, current_version, publish
@@ -84,6 +84,8 @@ class Writer:
 
     def _put_in_order(self) -> None:
         """Undo what was never published, and take over the documents of a build that the registry has not seen."""
+        for leftover in self.workspace.glob(f".{HOLDER}.*.tmp"):  # its writer is dead: the lock is ours
+            leftover.unlink()
         self.notes += discard(self.indexes)
         current = number(current_version(self.indexes) or "v0")
         self.notes += self.registry.undo(current)
@@ -117,6 +119,7 @@ class Writer:
         self._published = name
         self.on_step("CURRENT")
         self.registry.finish(self.run.id, "published", _now(), note)
+        self.base.release()
         removed = prune(self.indexes, keep)
         if removed:
             self.notes.append(f"pruned {', '.join(removed)} (knowledge.keep_versions = {keep})")

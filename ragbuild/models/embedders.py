@@ -137,7 +137,8 @@ class SentenceTransformerEmbedder:
         return self._encode(texts, None)
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        return self._encode(texts, self._config.query_prompt)
+        prompt = self._config.query_prompt  # else the one that comes with the model, as with Qwen3-Embedding
+        return self._encode(texts, self._model.prompts.get("query") if prompt is None else prompt)
 
     def _encode(self, texts: Sequence[str], prompt: str | None) -> np.ndarray:
         if not texts:

@@ -12,6 +12,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from ragbuild.core.forms import singular
 from ragbuild.core.text import HAN, STOPWORDS
@@ -51,11 +53,14 @@ class HanWords:
     def __init__(self, tokenizer) -> None:  # type: ignore[no-untyped-def]
         self._cut: Callable[[str], list[str]] = tokenizer.lcut
         self._frequency, self._total = tokenizer.FREQ, tokenizer.total
-        self._tags: dict[str, str] = {}
-        with tokenizer.get_dict_file() as lines:
-            for line in lines:
-                word, _, tag = line.decode("utf-8").split()
-                self._tags[word] = tag
+        self._file: Callable[[], Any] = tokenizer.get_dict_file
+
+    @cached_property
+    def _tags(self) -> dict[str, str]:
+        """Each word's part of speech, read when one is asked for: half a second."""
+        with self._file() as lines:
+            rows = (line.decode("utf-8").split() for line in lines)
+            return {word: tag for word, _, tag in rows}
 
     def cut(self, run: str) -> list[str]:
         """The words of a run of Han characters, 200 at once: jieba's time grows with the square of an unknown run."""

@@ -108,6 +108,16 @@ def accepted(margin: float, profile: str = "offline") -> Baseline:
     )  # fmt: skip
 
 
+def test_a_document_that_was_emptied_by_a_correction_does_not_pass_for_lack_of_questions(workspace):
+    """The same key and status, another content, and three of five answers are gone: misses, not retired cases."""
+    emptied = DOCUMENTS["guide"].model_copy(update={"content_hash": "other"})
+    staged = add(workspace, {"guide": emptied}, {"guide": ["See the manual."] * len(TEXTS["guide"])})
+    found = held(workspace, staged)
+    row = next(r for r in found.rows if r.metric.endswith("recall@50"))
+    assert (row.former, row.now, row.n) == (1.0, 0.4, 5) and not found.retired and not found.passed
+    assert "3 count as missed: a corrected document no longer says what they ask for" in found.said
+
+
 def test_a_figure_that_falls_beyond_its_margin_fails_and_names_the_cases(workspace):
     """60 chunks that say the question's words, and no term to rewrite it: the right one is not among the first 50."""
     staged = add(workspace, **CROWDED)
@@ -199,13 +209,15 @@ def test_without_an_eval_set_nothing_is_evaluated_and_a_broken_one_is_refused(wo
         held(workspace, staged)
     (workspace / "eval_set.json").unlink()
     assert held(workspace, staged) == Regression(said="not evaluated: no eval set")
-    assert recall_at_5(workspace, staged, RETRIEVAL) is None
+    assert recall_at_5(workspace, staged, RETRIEVAL) == {}
 
 
 def test_a_first_version_is_measured_all_the_same(workspace):
     found = held(workspace, "v0001", former=None)
     assert found.passed and not found.rows and found.metrics["qdoc/generated/fused/recall@50"] == 1.0
-    assert found.metrics["recall@5"] == recall_at_5(workspace, None, RETRIEVAL, embedder=FakeEmbedder())
+    by_case = recall_at_5(workspace, None, RETRIEVAL, embedder=FakeEmbedder())
+    assert by_case.keys() == {f"generated/{name}" for name in QUESTIONS}
+    assert found.metrics["recall@5"] == sum(by_case.values()) / len(by_case)
 
 
 def test_no_case_about_both_versions_is_said(workspace):
@@ -213,7 +225,7 @@ def test_no_case_about_both_versions_is_said(workspace):
     found = held(workspace, add(workspace, {"small": None}))
     nothing = "not evaluated: no case is about documents of both versions"
     assert found.passed and not found.rows and not found.metrics
-    assert found.said == f"{nothing}; 1 case(s) retired with their documents"
+    assert found.said == f"{nothing}; 1 case(s) retired, since their documents changed"
     write_json(workspace / "eval_set.json", [])
     assert held(workspace, "v0002").said == nothing
 

@@ -365,6 +365,7 @@ def test_forty_updates_of_one_document(corpus: Corpus):
         seen |= {s["name"] for s in segments}
     assert written <= 40 * math.log2(40), "children written, those that came among them"
     assert version.uids(np.arange(70)).tolist() == list(range(70))
+    assert discard(corpus.indexes) == [], "merging left nothing behind"
 
 
 def test_a_segment_is_written_again_when_a_tenth_is_deleted(corpus: Corpus):

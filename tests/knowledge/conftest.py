@@ -15,6 +15,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tests.knowledge.workspaces import unsynced
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsynced(monkeypatch.setattr)
+
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:

@@ -403,10 +403,26 @@ def test_drift_between_registry_and_chunks():
     legacy = make_document("older", status="legacy")
     assert drift([superseded(OLD), legacy], {OTHER.key: held[OTHER.key], OLD.key: held[OLD.key]}) == [
         {"key": OTHER.key, "field": "chunks", "registry": "not registered", "chunks": "3"},
-        {"key": OLD.key, "field": "chunks", "registry": "superseded", "chunks": "3"},
+        {"key": OLD.key, "field": "status", "registry": "superseded", "chunks": "active | legacy"},
+        {"key": OLD.key, "field": "effective_date", "registry": "", "chunks": "2026-01-01"},
         {"key": legacy.key, "field": "chunks", "registry": "legacy", "chunks": "0"},
     ]
     assert drift([superseded(OLD)], {}) == []
+    as_built = {OLD.key: {f: {getattr(superseded(OLD), f)} for f in fields} | {"chunks": 3}}
+    assert drift([superseded(OLD)], as_built) == [], "a build keeps them, and no search finds them"
+
+
+def test_a_registry_in_another_place_is_not_passed_over(tmp_path: Path, database: str | None, monkeypatch):
+    """A forgotten variable must not start a second registry."""
+    Registry.open(tmp_path, database).close()
+    monkeypatch.delenv("RAGBUILD_DATABASE_URL", raising=False)
+    if database is None:
+        with pytest.raises(InputRefused, match=r"in the file registry\.sqlite in it; unset RAGBUILD_DATABASE_URL"):
+            Registry.exists(tmp_path, "postgresql://u:p@localhost/other")
+    else:
+        with pytest.raises(InputRefused, match="in a PostgreSQL database; set RAGBUILD_DATABASE_URL"):
+            Registry.open(tmp_path)
+        assert not (tmp_path / "registry.sqlite").exists()
 
 
 def _folder(path: Path) -> Path:

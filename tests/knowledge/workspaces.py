@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ragbuild.core.text import TokenCounter
 from ragbuild.index.filters import EVERYTHING
 from ragbuild.index.staging import write_version
 from ragbuild.index.versions import FILES, SEGMENTS, IndexVersion, version_names
-from ragbuild.knowledge import snapshot
+from ragbuild.knowledge import registry_database, snapshot
 from ragbuild.knowledge.ingest import Result, ingest
 from ragbuild.knowledge.registry import Registry
 from ragbuild.knowledge.writer import number
@@ -46,7 +46,6 @@ TERMS = [
     TermEntry(standard_term="单点登录", abbreviation="SSO", tag="login"),
     TermEntry(standard_term="idle timeout", tag="session", colloquial=("auto logout",)),
 ]
-LOST: dict[str, float | None] = {"began": None}  # when the writer of this process began, for one that is killed
 
 
 def picture(n: int) -> str:
@@ -153,10 +152,22 @@ def built(folder: Path, config: Config, documents: Mapping[str, str | bytes] = D
     return workspace
 
 
+def fresh(factory: Any, folder: Path, engine: str = "rank_bm25") -> Path:
+    """A copy of the workspace of `DOCUMENTS`, which is built once for each engine. `factory`: tmp_path_factory."""
+    template = factory.getbasetemp() / f"built-{engine}"
+    if not template.exists():
+        built(template, config_of(engine))
+    shutil.copytree(template / "workspace", folder)
+    return folder
+
+
 def take(workspace: Path, sources: Path | Sequence[Path], config: Config, **options: Any) -> Result:
-    """`ingest` with the embedder without a model; a single path is a folder of arrivals or a document."""
+    """`ingest` with the embedder without a model; a single path is a folder of arrivals or a document. That the folder
+    lacks the corpus is no news here: the note is left out."""
     sources = [sources] if isinstance(sources, Path) else list(sources)
-    return ingest(workspace, sources, config, **{"embedder": FakeEmbedder()} | options)
+    result = ingest(workspace, sources, config, **{"embedder": FakeEmbedder()} | options)
+    result.notes = [n for n in result.notes if "are not in the folder" not in n]
+    return result
 
 
 # --- what a workspace holds, and what it answers ----------------------------------------------------------------------
@@ -185,7 +196,7 @@ def state(workspace: Path) -> dict[str, Any]:
     indexes = workspace / "indexes"
     version, registry = IndexVersion(indexes), Registry.open(workspace)
     try:
-        registered = registry.documents(number(version.name))
+        registered = registry.documents(number(version.name)) or sorted(version.documents, key=lambda d: d.key)
         history = [h.model_dump(exclude={"when", "run_id"}) for h in registry.history()]
         queue = [q.key for q in registry.queued()]
     finally:
@@ -217,7 +228,7 @@ def assert_tidy(workspace: Path) -> None:
     assert {p.name for p in (indexes / SEGMENTS).iterdir()} == segments
     assert {p.name for p in (indexes / FILES).iterdir()} == files
     own = {"indexes", "config.yaml", "registry.sqlite", ".workspace-id", ".lock"}
-    assert {p.name for p in workspace.iterdir()} <= own
+    assert {p.name for p in workspace.iterdir()} - own == set()
 
 
 def published(workspace: Path) -> dict[str, str]:
@@ -225,6 +236,18 @@ def published(workspace: Path) -> dict[str, str]:
     indexes = workspace / "indexes"
     files = [p for p in indexes.rglob("*") if p.is_file() and p.suffix != ".lock"]
     return {str(p.relative_to(indexes)): hash_path(p) for p in files}
+
+
+def unsynced(patch: Callable[[Any, str, Any], Any]) -> None:
+    """Nobody waits for the disk: a killed process loses no page that the system holds."""
+    real = registry_database._sqlite_settings
+
+    def settings(connection: Any, record: object) -> None:
+        real(connection, record)
+        connection.execute("pragma synchronous=off")
+
+    patch(registry_database, "_sqlite_settings", settings)
+    patch(os, "fsync", lambda fd: None)
 
 
 # --- writers in other processes ---------------------------------------------------------------------------------------
@@ -241,6 +264,7 @@ class Other:
         environment = {k: os.environ.get(k) for k in ("RAGBUILD_DATABASE_URL", "RAGBUILD_CACHE_DIR")}
         self.process = PROCESSES.Process(target=_run, args=(theirs, environment, act, workspace, options), daemon=True)
         self.process.start()
+        self.process_id = self.process.pid
         theirs.close()
         self.messages: list[Any] = []
 
@@ -264,7 +288,8 @@ class Other:
         return [*self.messages, ("exit", code)]
 
     def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(self.process_id, signal.SIGKILL)
 
 
 def _run(pipe: Any, environment: Mapping[str, str | None], act: Callable[..., Any], workspace: Path, options: Any):
@@ -273,7 +298,7 @@ def _run(pipe: Any, environment: Mapping[str, str | None], act: Callable[..., An
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    os.fsync = lambda fd: None  # a killed process loses no page that the system holds
+    unsynced(setattr)
     pipe.send("begins")
     try:
         pipe.send(("result", act(workspace, **options)))
@@ -327,6 +352,7 @@ def asked_throughout(workspace: Path, config: Config, query: str, words: Sequenc
             except BaseException:
                 failed.append(traceback.format_exc())
             asked[0] += 1
+            stop.wait(0.05)  # the writer needs the processor too
 
     thread = threading.Thread(target=read)
     thread.start()
