@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ragbuild import __version__, cli_evaluate, cli_knowledge
+from ragbuild import __version__, cli_apps, cli_evaluate, cli_knowledge
 from ragbuild.cli_shared import (
     ConfigOption,
     JsonOption,
@@ -364,6 +364,7 @@ def plan(
 
 cli_evaluate.register(app)
 cli_knowledge.register(app)
+cli_apps.register(app)
 
 
 def main() -> None:

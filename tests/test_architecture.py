@@ -79,6 +79,7 @@ def test_the_command_line_starts_without_heavy_libraries():
     own = {name for name in loaded if name.startswith("ragbuild.")}
     assert own <= {
         "ragbuild.cli",
+        "ragbuild.cli_apps",
         "ragbuild.cli_evaluate",
         "ragbuild.cli_knowledge",
         "ragbuild.cli_shared",

@@ -33,6 +33,9 @@ _STEPS = (
     ("operations", "sedimentation", "30", "", "what the next knowledge base takes over, free of this one's data"),
     ("operations", "registry and triage", "31", "", "documents arrive: replace, parallel or legacy; on a copy"),
     ("operations", "lock, snapshot, rollback", "32", "", "a failed update leaves nothing broken; on a copy"),
+    ("beside it", "report evidence", "40", "", "evidence and figures for each section of a report, never invented"),
+    ("beside it", "zero-index recall", "41", "", "notes ranked in one call: no index, no store, no model that writes"),
+    ("beside it", "extractive QA with a gate", "42", "", "the best chunk word for word, or none"),
 )
 
 

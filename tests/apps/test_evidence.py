@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragbuild.apps.evidence import Evidence, Ledger, find_evidence, holds, own_text, points
+from ragbuild.apps.evidence_build import Source, build_store
 from ragbuild.apps.evidence_figures import figure_block, images_in, insert_images
 from ragbuild.apps.evidence_outline import Need, Outline, get_chapter_map, load_outline, match_name, section_of
 from ragbuild.apps.evidence_report import Report, build_report, quotation
-from ragbuild.apps.evidence_store import IndexStore, Snippet, Source, build_store
+from ragbuild.apps.evidence_store import IndexStore, Snippet
 from ragbuild.apps.evidence_tables import CompanyDocument, Figure, caption_of, figure_rows, numbered, section_rows
 from ragbuild.core.config import EvidenceConfig, load_config
 from ragbuild.core.errors import GateFailed, InputRefused, UsageError
