@@ -14,11 +14,11 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; d
 	&& command -v "$$name" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build test lab lint clean
+.PHONY: help venv build test test-long lab lint clean
 
 help: ## list the targets
 	@echo "make build [CORPUS=dir] [PROFILE=offline|standard|qwen] [ARGS='--only 01 -p retrieve.top_n=30']"
-	@grep -E '^[a-z]+: .*## ' Makefile | sed -e 's/: [^#]*## /	/' | expand -t 12
+	@grep -E '^[a-z-]+: .*## ' Makefile | sed -e 's/: [^#]*## /	/' | expand -t 12
 
 venv: ## make .venv and install the pinned set (once; again when pyproject.toml or constraints.txt changed)
 	@python="$(PYTHON)"; if [ -z "$$python" ]; then \
@@ -32,6 +32,9 @@ build: venv ## run the course headless on CORPUS with PROFILE, into outputs/ (AR
 
 test: venv ## run all tests, notebooks included (ARGS: more for pytest)
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-long: venv ## the same, with a writer killed at 100 random moments on each database instead of 10
+	@RAGBUILD_TEST_LONG=1 $(MAKE) test
 
 lab: venv ## open the notebooks in JupyterLab
 	@$(BIN)/python -m jupyterlab notebooks

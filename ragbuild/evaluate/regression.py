@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ class _Side:
     def named(self, case: EvalCase) -> bool:
         """Does the question name the version of a document that holds its answer?"""
         held = {self.chunks.child[i].doc_version.lower().removeprefix("v") for group in case.groups for i in group}
-        return any(version in case.query.lower() for version in held)
+        return any(_in_words(version, case.query) for version in held)
 
 
 def regression(
@@ -170,6 +171,11 @@ def _side(
     return _Side(Pipeline(version, config, embedder if fits else None), chunks, sets)
 
 
+def _in_words(name: str, query: str) -> bool:
+    """Does the query name this version (without its v) or model? Version 1 is not named by ``LG-100``."""
+    return re.search(rf"(?<![a-z0-9.])v?{re.escape(name)}(?![a-z0-9]|\.\d)", query.lower()) is not None
+
+
 def _corrected_away(was: EvalCase, old: _Side, new: _Side) -> bool:
     """Has a text lost the answer that is still the same version of the same document? A decision took nothing out then:
     a parser that failed, or a file that was emptied, must not pass because its questions are gone."""
@@ -184,7 +190,7 @@ def _same(was: EvalCase, now: EvalCase, old: _Side, new: _Side) -> bool:
     """Is this the same question still? What its truth said it says; it has become no older version, unless the question
     names it; and where no document answered, it names no version or model that has come since."""
     if not was.answerable:  # who asked about 5.0 before its manuals came is not to be refused any more
-        return not any(name in was.query.lower() for name in new.names() - old.names())
+        return not any(_in_words(name, was.query) for name in new.names() - old.names())
     if old.current(was) and not new.current(now) and not new.named(now):
         return False
     before, after = old.text(was), new.text(now)

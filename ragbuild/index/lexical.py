@@ -13,8 +13,11 @@ Their scores are never mixed. (Robertson and Zaragoza 2009; the positive idf is 
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -113,6 +116,18 @@ def _lucene_bm25(documents: Sequence[Sequence[str]], k1: float, b: float) -> Any
     return LuceneBM25([list(tokens) for tokens in documents], k1=k1, b=b)
 
 
+@contextmanager
+def _system_errors() -> Iterator[None]:
+    """A full or read-only disk is a ValueError of tantivy's: as the OSError that it is."""
+    try:
+        yield
+    except ValueError as error:
+        found = re.search(r'\(os error (\d+)\)(?: at path "([^"]*)")?', str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), found[2]) from error
+
+
 class TantivyIndex:
     """tantivy over pre-cut tokens. Queries are built from term objects, never parsed from what a user typed."""
 
@@ -127,6 +142,7 @@ class TantivyIndex:
         self.average_length = 0.0  # set by the version, which keeps the sum of lengths
 
     @staticmethod
+    @_system_errors()
     def build(folder: Path, rows: Iterable[tuple[int, Sequence[str], dict[str, Sequence[str]]]]) -> None:
         """Write an index of (uid, tokens, filter fields). One writer thread: the same input gives one segment."""
         tantivy = _tantivy()
@@ -138,6 +154,7 @@ class TantivyIndex:
         _write(tantivy.Index(schema.build(), path=str(folder)), rows)
 
     @staticmethod
+    @_system_errors()
     def update(
         former: Path,
         folder: Path,

@@ -414,7 +414,10 @@ def _sweep(indexes: Path) -> int:
         if manifest.get("layout") != LAYOUT:
             continue
         segments |= {s["name"] for s in manifest["segments"]}
-        files |= {h for names in read_json(indexes / name / "kept.json").values() for h in names.values()}
+        kept = indexes / name / "kept.json"
+        if not kept.is_file():
+            return 0  # a damaged version: what it named is not known, so that nothing is removed until it is pruned
+        files |= {h for names in read_json(kept).values() for h in names.values()}
     orphans = [p for p in (indexes / SEGMENTS).iterdir() if p.name not in segments]
     orphans += [p for p in (indexes / FILES).iterdir() if p.name not in files]
     for path in orphans:

@@ -122,7 +122,9 @@ class IndexVersion:
         for _ in range(5):
             wanted = name or current_version(indexes)
             if wanted is None:
-                raise InputRefused(f"no index in {indexes}; run 'ragbuild build' first")
+                names = version_names(indexes)  # CURRENT alone is lost: the versions are all there
+                lost = f"{indexes / 'CURRENT'} is missing: write the name of the version to use into it, of {names}"
+                raise InputRefused(lost if names else f"no index in {indexes}; run 'ragbuild build' first")
             self._folder = indexes / wanted
             try:
                 hold = os.open(self._folder / "version.json", os.O_RDONLY)
@@ -133,6 +135,8 @@ class IndexVersion:
             weakref.finalize(self, os.close, hold)
             try:
                 fcntl.flock(hold, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if not (self._folder / "version.json").exists():  # it was pruned between the two
+                    continue
                 return hold
             except BlockingIOError:  # it is being pruned; CURRENT names another by now
                 continue
@@ -211,8 +215,12 @@ class IndexVersion:
     @cached_property
     def tokenizer(self) -> LexicalTokenizer:
         """The tokenizer that this index was built with, on the dictionary that belongs to it."""
+        return self.tokenizer_on(self.entries)
+
+    def tokenizer_on(self, entries: Sequence[TermEntry]) -> LexicalTokenizer:
+        """The tokenizer that this index was built with, whatever the configuration says by now, on a dictionary."""
         lexical = self.manifest["lexical"]
-        return make_tokenizer(lexical["tokenizer"], self.entries, lexical["stem"], lexical["char_bigrams"])
+        return make_tokenizer(lexical["tokenizer"], entries, lexical["stem"], lexical["char_bigrams"])
 
     @cached_property
     def lexical(self) -> LexicalIndex:

@@ -23,7 +23,7 @@ from ragbuild.core.store import Workspace, read_json, write_json
 from ragbuild.core.text import TokenCounter
 from ragbuild.evaluate.gates import read_baseline
 from ragbuild.evaluate.regression import Regression, recall_at_5, regression
-from ragbuild.index.staging import Added, Content, stage_update, tokenizer_of
+from ragbuild.index.staging import Added, Content, stage_update
 from ragbuild.index.versions import IndexVersion
 from ragbuild.knowledge import triage
 from ragbuild.knowledge.registry import Registry
@@ -141,7 +141,7 @@ def ingest(
         _queue(writer, plan, result)
         terms = _terms(base, plan, config, review)
         result.new_terms = [e.standard_term for e in terms[len(base.entries) :]]
-        added = _encoded(plan, chunks, terms, config, embedder, result)
+        added = _encoded(base, plan, chunks, terms, embedder, result)
         result.seconds["chunk and encode"] = time.perf_counter() - start
         if not plan.changes and not result.new_terms:
             writer.finish("unchanged")
@@ -151,8 +151,11 @@ def ingest(
         writer.registry.apply(list(plan.changes.values()), writer.target, writer.run.id)
         on_step("registry")
         with TemporaryDirectory(dir=writer.indexes, prefix=".parsed-") as folder:
-            write_parsed(plan.entering.values(), Workspace(folder))
-            kept = {k: kept_files(Workspace(folder), e.document) for k, e in plan.entering.items()}
+            kept = {}
+            for place, (key, entry) in enumerate(plan.entering.items()):  # two folders may hold files of one name
+                own = Workspace(Path(folder) / str(place))
+                write_parsed([entry], own)
+                kept[key] = kept_files(own, entry.document)
             tried = _stage(writer, plan, terms, added, kept, config)
         result.seconds["index"] = time.perf_counter() - start
         on_step("version")
@@ -197,7 +200,7 @@ def restate(
         if known[key].status == status:
             raise UsageError(f"{key} is {status} already; nothing was changed")
         if key not in {d.key for d in base.documents}:
-            raise UsageError(f"{key} has no chunks any more; take its file in again, or roll back")
+            raise UsageError(f"{key} has no chunks any more; 'ragbuild rollback' brings it back")
         document = known[key].model_copy(update={"status": status})
         change = Change(document=document, decision=f"set {status}", reason=why, decided_by=by)
         plan = _Plan({**known, key: document}, leave={key} if status == "superseded" else set(), changes={key: change})
@@ -245,7 +248,8 @@ def raise_if_fell(result: Result) -> None:
     """Raises GateFailed (exit code 3) when the new version was not published because a gated metric fell."""
     if result.regression is not None and not result.regression.passed:
         raise GateFailed(
-            f"{result.tried} was made and not published; {result.version} stays in use. {result.regression.said}"
+            f"{result.tried} was made and not published; {result.version} stays in use. {result.regression.said}. "
+            "Where that is as it should be, the same with --no-regress publishes it"
         )
 
 
@@ -459,11 +463,11 @@ def _chunked(entries: Sequence[ParsedEntry], config: Config, result: Result) -> 
 
 
 def _encoded(
-    plan: _Plan, chunks: Mapping[str, list[Chunk]], terms: Sequence[TermEntry], config: Config, embedder: Embedder,
+    base: IndexVersion, plan: _Plan, chunks: Mapping[str, list[Chunk]], terms: Sequence[TermEntry], embedder: Embedder,
     result: Result,
 ) -> list[Added]:  # fmt: skip
     """The chunks of what enters, with their status and tags, cut into tokens and encoded."""
-    tagger, tokenizer = Tagger(terms), tokenizer_of(config, terms)
+    tagger, tokenizer = Tagger(terms), base.tokenizer_on(terms)
     encode, out = VectorCache(embedder).encode, []
     for key, entry in plan.entering.items():
         made = [_labelled(c, entry.document.status, tagger) for c in chunks[key]]
@@ -489,7 +493,7 @@ def _stage(
     restated = {k: c.document for k, c in plan.changes.items() if k in held and k not in plan.leave}
     restated = {k: d for k, d in restated.items() if d.status != held[k].status}
     moving = _rows(base, [held[k] for k in restated])
-    tokenizer = tokenizer_of(config, terms) if terms is not base.entries else None
+    tokenizer = base.tokenizer_on(terms) if terms is not base.entries else None
     if tokenizer is not None:
         moving = np.union1d(moving, _holding(base, terms[len(base.entries) :], tokenizer))
     moving = np.setdiff1d(moving, leaving)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ragbuild.core.config import Config
+from ragbuild.core.config import Config, stored_config
 from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import Chunk
 from ragbuild.core.store import write_text
@@ -93,7 +93,9 @@ def rebuild(
         if name == "auto":
             name, reason = resolve_auto(d.language for d in base.documents)
         embedder = embedder or load_embedder(name, config.embedder)
-        content = Content(base.documents, base.entries, base.prompt, _kept(base), writer.made())
+        first = base.made.get("first_built_with") or built_with(stored_config(workspace))
+        made = writer.made(built_with=built_with(config), first_built_with=first)
+        content = Content(base.documents, base.entries, base.prompt, _kept(base), made)
         about = {"name": embedder.name, "dim": embedder.dim, "why": reason}
         tried = stage_whole(
             writer.indexes, _chunks(base, config, result), content, config=config, encode=VectorCache(embedder).encode,
@@ -107,10 +109,20 @@ def rebuild(
                 writer.finish("failed", f"regression: {result.regression.said}")
                 return result
         writer.publish(tried, config.knowledge.keep_versions)
-        settings = yaml.safe_dump(config.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
-        write_text(workspace / "config.yaml", settings)
+        store_config(workspace, config)
         result.version, result.published = tried, True
         return result
+
+
+def built_with(config: Config) -> dict[str, Any]:
+    """The settings that belong to an index as it was built: they go back with it."""
+    return {name: getattr(config, name).model_dump(mode="json") for name in ("chunk", "lexical", "dense", "embedder")}
+
+
+def store_config(workspace: Path, config: Config) -> None:
+    """Make this the workspace's configuration."""
+    settings = yaml.safe_dump(config.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
+    write_text(workspace / "config.yaml", settings)
 
 
 def _kept(base: IndexVersion) -> dict[str, dict[str, Path]]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ragbuild.core.config import Config
+from ragbuild.core.config import Config, stored_config
 from ragbuild.core.errors import UsageError
 from ragbuild.core.store import read_json
 from ragbuild.index.staging import stage_again
 from ragbuild.index.versions import FILES, LAYOUT, SEGMENTS, IndexVersion, current_version, version_names
 from ragbuild.knowledge.ingest import registered
+from ragbuild.knowledge.rebuild import built_with, store_config
 from ragbuild.knowledge.registry import drift
 from ragbuild.knowledge.writer import Step, Writer, number
 
@@ -54,7 +55,8 @@ def _files(indexes: Path, name: str) -> set[Path]:
     files = {p for p in (indexes / name).rglob("*") if p.is_file()}
     for segment in manifest["segments"]:
         files |= set((indexes / SEGMENTS / segment["name"]).iterdir())
-    kept = read_json(indexes / name / "kept.json")
+    path = indexes / name / "kept.json"
+    kept = read_json(path) if path.is_file() else {}  # damaged: listed all the same
     return files | {indexes / FILES / digest for names in kept.values() for digest in names.values()}
 
 
@@ -73,12 +75,18 @@ def rollback(
         if name == writer.base.name:
             raise UsageError(f"{name} is in use already; nothing was changed")
         former = IndexVersion(writer.indexes, name)
+        settings = former.made.get("built_with") or writer.base.made.get("first_built_with")
         writer.restore(former)
         on_step("registry")
-        tried = stage_again(writer.indexes, former, writer.made(**_measured(former)))
+        made = writer.made(**_measured(former), **({"built_with": settings} if settings else {}))
+        tried = stage_again(writer.indexes, former, made)
         on_step("version")
         former.release()
         writer.publish(tried, config.knowledge.keep_versions, f"content of {name}")
+        stored = stored_config(workspace)
+        if settings and settings != built_with(stored):  # another one was rebuilt with in between
+            store_config(workspace, type(stored).model_validate(stored.model_dump(mode="json") | settings))
+            writer.notes.append(f"config.yaml has the settings again that {name} was built with")
         return tried, writer.notes
 
 

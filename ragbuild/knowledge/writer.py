@@ -15,12 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ragbuild.core.errors import RagbuildError, WorkspaceLocked
+from ragbuild.core.errors import InputRefused, RagbuildError, WorkspaceLocked
 from ragbuild.core.lock import HOLDER, WriterLock
 from ragbuild.core.records import Document
 from ragbuild.index.staging import discard, next_version, prune
 from ragbuild.index.versions import IndexVersion, current_version, publish
 from ragbuild.knowledge.registry import Registry
+from ragbuild.knowledge.registry_database import ID_FILE
 from ragbuild.knowledge.registry_tables import Run
 
 Step = Callable[[str], None]
@@ -61,8 +62,8 @@ class Writer:
                     if self._wait >= 0 and time.monotonic() >= end:
                         raise
                     time.sleep(0.2)
+            self.base = IndexVersion(self.indexes)  # first: nothing is undone or swept where CURRENT cannot be trusted
             self._put_in_order()
-            self.base = IndexVersion(self.indexes)
             self.target = number(next_version(self.indexes))
             self.run = self._run(self._command, self._why, number(self.base.name), self.target)
             self.registry.begin(self.run)
@@ -86,16 +87,28 @@ class Writer:
         """Undo what was never published, and take over the documents of a build that the registry has not seen."""
         for leftover in self.workspace.glob(f".{HOLDER}.*.tmp"):  # its writer is dead: the lock is ours
             leftover.unlink()
-        self.notes += discard(self.indexes)
-        current = number(current_version(self.indexes) or "v0")
+        version, current = self.base, number(self.base.name)
+        for run in self.registry.runs():
+            if run.outcome == "published" and run.target > current and not (self.indexes / f"v{run.target:04d}").exists():
+                raise InputRefused(
+                    f"the registry at {self.registry.place} has v{run.target:04d} as published (by process {run.pid} on "
+                    f"{run.host}, {run.finished}), and {self.workspace} has only {version.name}: it is a copy of another "
+                    f"workspace, or an older backup. Remove {self.workspace / ID_FILE} to give it a registry of its own"
+                )
         self.notes += self.registry.undo(current)
-        version = IndexVersion(self.indexes)
-        held = self.registry.documents(current)
-        if version.manifest["made_by"] != "build" and held:
-            return
-        documents, loose = _linked(version.documents)
-        if held != sorted(documents, key=lambda d: d.key):
+        self.notes += discard(self.indexes)
+        held, built = self.registry.documents(current), version.manifest["made_by"] == "build"
+        keys = {d.key for d in version.documents}
+        gone = [] if built else [d for d in held if d.status == "superseded" and d.key not in keys]
+        documents, loose = _linked([*version.documents, *gone])
+        same = (lambda d: d) if built else (lambda d: d.model_copy(update={"supersedes": None}))  # links may be dropped
+        if [same(d) for d in held] != [same(d) for d in sorted(documents, key=lambda d: d.key)]:
             self.notes += [f"{key} supersedes a document that is not there; the link was dropped" for key in loose]
+            if not built:
+                self.notes.append(
+                    f"the registry did not fit {version.name} (it is new, or an older copy): the documents of the index "
+                    "were taken over; what else it held of history is not known any more"
+                )
             run = self._run("build", "the corpus that was built", current - 1, current)
             self.registry.begin(run)
             self.registry.adopt(documents, current, run.id)
@@ -110,8 +123,12 @@ class Writer:
             self.registry.adopt(_linked(former.documents)[0], self.target, self.run.id)
 
     def made(self, **more: Any) -> dict[str, Any]:
-        """What `made.json` says of a version of this run."""
-        return {"command": self._command, "why": self._why, "when": _now(), "run": self.run.id, **more}
+        """What `made.json` says of a version of this run. Once an index was rebuilt, each version says what settings it
+        was made with (``built_with``), and what the versions before the first rebuild were (``first_built_with``)."""
+        settings = {k: self.base.made[k] for k in ("built_with", "first_built_with") if k in self.base.made}
+        return {
+            "command": self._command, "why": self._why, "when": _now(), "run": self.run.id, **settings, **more,
+        }  # fmt: skip
 
     def publish(self, name: str, keep: int, note: str = "") -> None:
         """The commit point, then the run's record, and old versions beyond the last `keep` are removed."""
@@ -132,7 +149,7 @@ class Writer:
     def undo(self) -> None:
         """Take back what this run has written."""
         discard(self.indexes)
-        self.registry.undo(number(current_version(self.indexes) or "v0"))
+        self.registry.undo(number(current_version(self.indexes) or self.base.name))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:

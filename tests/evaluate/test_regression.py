@@ -11,7 +11,7 @@ from ragbuild.core.errors import InputRefused
 from ragbuild.core.records import EvalPair, GroundSpan
 from ragbuild.core.store import read_json, write_json
 from ragbuild.evaluate.gates import Baseline, BaselineFigure
-from ragbuild.evaluate.regression import Regression, recall_at_5, regression
+from ragbuild.evaluate.regression import Regression, _in_words, recall_at_5, regression
 from ragbuild.index.staging import write_version
 from ragbuild.index.versions import IndexVersion
 from ragbuild.offline.prompts import load_prompt
@@ -179,6 +179,14 @@ def test_a_document_that_became_legacy_is_asked_for_by_its_version_only(workspac
     old = GUIDE.model_copy(update={"status": "legacy"})
     found = held(workspace, add(workspace, {"guide": old}))
     assert found.retired == ("fan", "login"), "'in v4.2' stays: it must be found still"
+
+
+@pytest.mark.parametrize(("name", "query", "named"), [
+    ("4.2", "how long in v4.2?", True), ("4.2", "V4.2版本的保留时间", True), ("4.2", "in 14.2 or 4.2.1", False),
+    ("1", "the LG-100", False), ("1", "in v1", True), ("lg-7", "the LG-700", False), ("特别版", "岚关特别版的端口", True),
+])  # fmt: skip
+def test_a_version_is_named_by_a_word_of_its_own(name: str, query: str, named: bool):
+    assert _in_words(name, query) is named
 
 
 def test_a_page_of_the_same_name_is_the_same_question_while_it_says_the_same(workspace):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ragbuild.core.errors import GateFailed, InputRefused, UsageError
+from ragbuild.core.records import index_text
 from ragbuild.index.filters import EVERYTHING, Filter
 from ragbuild.index.versions import IndexVersion, version_names
 from ragbuild.knowledge import ingest as module
@@ -23,7 +24,6 @@ from tests.knowledge.workspaces import (
     DOCUMENTS,
     ENGINES,
     QUERIES,
-    admin,
     answer,
     config_of,
     fresh,
@@ -533,3 +533,22 @@ def test_a_build_after_documents_were_taken_in_is_adopted(tmp_path, tmp_path_fac
     assert {r.command for r in registry.runs()} == {"build", "ingest"}
     assert "manuals/portal/v5/all" not in {d.key for d in registry.documents(3)}
     registry.close()
+
+
+def test_two_folders_with_files_of_one_name(tmp_path, workspace):
+    """Each document keeps its own text: a rebuild reads it."""
+    one = put(tmp_path / "one", {"guide.md": paper("## A\n\nThe first text.", "one", "v1", "One")})
+    two = put(tmp_path / "two", {"guide.md": paper("## A\n\nThe second text.", "two", "v1", "Two")})
+    take(workspace, [one, two], config_of())
+    version = IndexVersion(workspace / "indexes")
+    for doc_id, word in (("one", "first"), ("two", "second")):
+        assert word in (version.markdown(f"manuals/{doc_id}/v1/all") or ""), doc_id
+
+
+def test_documents_are_cut_as_the_index_was_whatever_the_configuration_says(tmp_path, workspace):
+    take(workspace, put(tmp_path / "new", {"portal-5.zh.md": ARRIVALS["portal-5.zh.md"]}),
+         config_of(**{"lexical.tokenizer": "char"}), choices={"portal": "replace"})  # fmt: skip
+    version = IndexVersion(workspace / "indexes")
+    rows = version.rows_of_document(next(d for d in version.documents if d.key == "manuals/portal/v5/all"))
+    chunks, tokens = version.children_and_tokens(rows)
+    assert tokens == [version.tokenizer(index_text(c)) for c in chunks]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ragbuild.core.config import stored_config
 from ragbuild.core.errors import InputRefused, UsageError, WorkspaceLocked
 from ragbuild.core.lock import WriterLock
 from ragbuild.core.records import index_text
@@ -176,7 +177,7 @@ def test_pruning_keeps_the_last_and_what_is_held(tmp_path, workspace):
     rollback(workspace, "v0004", config)
     assert version_names(indexes) == ["v0005", "v0006", "v0007"]
     one = config_of(**{"knowledge.keep_versions": 1})
-    name, notes = rollback(workspace, "v0006", one)
+    rollback(workspace, "v0006", one)
     gc.collect()
     take(workspace, put(tmp_path / "last", {"i.md": install("LG-99", 9)}), one)
     assert state(workspace)["versions"] == ["v0009"]
@@ -192,7 +193,7 @@ def test_a_registry_that_began_later_than_the_version(tmp_path, workspace, arriv
         (workspace / "registry.sqlite").unlink()
     else:
         (workspace / ".workspace-id").unlink()
-    name, _ = rollback(workspace, "v0001", CONFIG)
+    rollback(workspace, "v0001", CONFIG)
     assert found(workspace, CONFIG) == old and snapshot.check(workspace) == []
     assert {d.key for d in state(workspace)["registered"]} == {
         d.key for d in IndexVersion(workspace / "indexes").documents
@@ -275,7 +276,8 @@ def state_names(workspace: Path) -> list[str]:
 def test_triggers_say_their_present_value(tmp_path, workspace):
     files = {f"i{n}.md": install(f"LG-{n}", n) for n in range(30)}
     take(workspace, put(tmp_path / "many", files), CONFIG)
-    rows = {t["trigger"]: t for t in triggers(IndexVersion(workspace / "indexes"), CONFIG, {"built": 0.9, "now": 0.84})}
+    recall = {"built": 0.9, "now": 0.84, "n": 50}
+    rows = {t["trigger"]: t for t in triggers(IndexVersion(workspace / "indexes"), CONFIG, recall)}
     built = read_json(workspace / "indexes" / "v0001" / "version.json")["children"]
     assert rows["corpus grew"]["value"] == round(30 / built, 4) and rows["corpus grew"]["recommended"]
     assert rows["dictionary changed"]["recommended"], "as many products as there are models"
@@ -291,3 +293,22 @@ def test_files_of_versions_are_shared_and_never_written_again(tmp_path, workspac
     rollback(workspace, "v0001", CONFIG)
     now = {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (indexes / FILES).iterdir()}
     assert inodes.items() <= now.items()
+
+
+def test_a_rollback_brings_back_what_the_index_was_built_with(tmp_path, workspace, arrivals):
+    """Two rebuilds, and back behind both: an index that is searched with another model answers nothing."""
+    config = config_of()
+    for tokens, name in ((100, "first"), (120, "second")):
+        embedder = FakeEmbedder()
+        embedder.name = name
+        anew = config.with_overrides({"chunk.child_tokens": tokens, "embedder.name": name})
+        rebuild(workspace, anew, regress=False, embedder=embedder)
+    for name, expected in (("v0001", config), ("v0002", None), ("v0003", anew), ("v0004", config)):
+        rollback(workspace, name, config)
+        stored = stored_config(workspace)
+        if expected is not None:
+            assert stored == expected
+        else:
+            assert (stored.chunk.child_tokens, stored.embedder.name) == (100, "first")
+        made = IndexVersion(workspace / "indexes").manifest["embedder"]["name"]
+        assert made == (stored.embedder.name if name in ("v0002", "v0003") else "fake")
