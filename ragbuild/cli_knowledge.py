@@ -258,7 +258,7 @@ def history(
     rows: list[Any] = []
     if found:
         every = found.runs() if runs else found.history()
-        rows = [r for r in every if runs or document in ("", r.key, r.key.split("/")[1])]
+        rows = [r for r in every if runs or document in ("", r.key, "/".join(r.key.split("/")[1:-2]))]
         found.close()
     if document and not rows:
         raise UsageError(f"the registry knows no '{document}'; 'ragbuild registry' lists keys and doc_ids")

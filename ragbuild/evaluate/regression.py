@@ -46,6 +46,7 @@ from ragbuild.online.pipeline import Pipeline
 
 CUTOFFS = (5, 10, 50)  # whatever evaluate.cutoffs says: what is gated must be there
 RECALL = {name: f"{name}/fused/recall@5" for name in SETS}
+EDITED = 0.6  # a passage that holds this share of the words of another is that passage, edited
 KEPT = 24  # files of figures that stay in the workspace
 
 
@@ -178,12 +179,20 @@ def _in_words(name: str, query: str) -> bool:
 
 def _corrected_away(was: EvalCase, old: _Side, new: _Side) -> bool:
     """Has a text lost the answer that is still the same version of the same document? A decision took nothing out then:
-    a parser that failed, or a file that was emptied, must not pass because its questions are gone."""
+    a parser that failed, or a file that was emptied, must not pass because its questions are gone. A value that was
+    corrected is another thing: the passage is there, with most of its words, and its question is retired."""
     held = {d.key: d for d in new.pipeline.version.documents}
     own = {d.key: d for d in old.pipeline.version.documents}
-    keys = {old.chunks.child[i].doc_key for i in was.truth}
-    kept = all(key in held and held[key].status == own[key].status for key in keys)
-    return bool(keys) and kept and any(held[key].content_hash != own[key].content_hash for key in keys)
+    for i in was.truth:
+        key, version = old.chunks.child[i].doc_key, new.pipeline.version
+        if key not in held or held[key].status != own[key].status:
+            return False
+        if held[key].content_hash != own[key].content_hash:
+            words = set(version.tokenizer(old.chunks.child[i].content))
+            texts = version.tokens(version.rows_of_document(held[key]))
+            if all(len(words & set(text)) < EDITED * len(words) for text in texts):
+                return True
+    return False
 
 
 def _same(was: EvalCase, now: EvalCase, old: _Side, new: _Side) -> bool:

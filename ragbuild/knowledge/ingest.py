@@ -129,7 +129,7 @@ def ingest(
     ) as writer:
         base = writer.base
         result = Result(command, base.name, base.name, notes=writer.notes)
-        known = {d.key: d for d in writer.registry.documents(writer.target)}
+        known = {d.key: d for d in writer.registry.documents(writer.target) if not _called_back(d, choices or {})}
         entries = _read(sources, config, known, result)
         if any(path.is_dir() for path in sources):
             _compare(entries, known, rulings, result)
@@ -177,7 +177,7 @@ def preview(
 ) -> Result:  # fmt: skip
     """What `ingest` would do with each document, and why; nothing is written and no lock taken."""
     version = IndexVersion(workspace / "indexes")
-    known = {d.key: d for d in registered(workspace, version)}
+    known = {d.key: d for d in registered(workspace, version) if not _called_back(d, choices or {})}
     result = Result("dry run", version.name, version.name)
     entries = _read(sources, config, known, result)
     chunks = _chunked(entries, config, result)
@@ -202,6 +202,8 @@ def restate(
         if key not in {d.key for d in base.documents}:
             raise UsageError(f"{key} has no chunks any more; 'ragbuild rollback' brings it back")
         document = known[key].model_copy(update={"status": status})
+        if status == "active" and (twins := triage.current_twins(document, list(known.values()))):
+            writer.notes.append(f"active beside {', '.join(twins)}: two versions of one document answer now")
         change = Change(document=document, decision=f"set {status}", reason=why, decided_by=by)
         plan = _Plan({**known, key: document}, leave={key} if status == "superseded" else set(), changes={key: change})
         writer.registry.apply([change], writer.target, writer.run.id)
@@ -332,6 +334,11 @@ def _compare(
             f"{len(gone)} registered documents are not in the folder ({', '.join(gone[:3])}{' …' * (len(gone) > 3)}); "
             "they stay: 'ragbuild registry set KEY superseded' takes one out"
         )
+
+
+def _called_back(document: Document, choices: Mapping[str, str]) -> bool:
+    """Is it a document whose chunks once left, and which is now given again with a decision of its own?"""
+    return document.status == "superseded" and choices.get(document.doc_id) in ("legacy", "parallel")
 
 
 def _says_otherwise(document: Document, row: Mapping[str, str]) -> bool:

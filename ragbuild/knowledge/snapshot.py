@@ -68,14 +68,15 @@ def rollback(
 
     Raises UsageError for a version that is not there, or is in use already; WorkspaceLocked.
     """
-    with Writer(workspace, "rollback", why=why or f"back to {name}", wait=wait, on_step=on_step) as writer:
+    why = why or f"back to {name}"
+    with Writer(workspace, "rollback", why=why, wait=wait, on_step=on_step, over_damage=True) as writer:
         names = version_names(writer.indexes)
         if name not in names:
             raise UsageError(f"there is no version '{name}'; 'ragbuild snapshots' lists {', '.join(names)}")
-        if name == writer.base.name:
+        if name == writer.current:
             raise UsageError(f"{name} is in use already; nothing was changed")
         former = IndexVersion(writer.indexes, name)
-        settings = former.made.get("built_with") or writer.base.made.get("first_built_with")
+        settings = former.made.get("built_with") or writer.base_made.get("first_built_with")
         writer.restore(former)
         on_step("registry")
         made = writer.made(**_measured(former), **({"built_with": settings} if settings else {}))

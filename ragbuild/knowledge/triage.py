@@ -32,8 +32,8 @@ from ragbuild.knowledge.triage_rules import (
 )
 
 __all__ = [
-    "RISKY", "SAFE", "Decision", "Effects", "Ruling", "Suggestion", "compare_versions", "in_order", "overlap",
-    "read_decisions", "resolve", "ruling_for", "suggest", "unattended", "unmatched", "write_decisions",
+    "RISKY", "SAFE", "Decision", "Effects", "Ruling", "Suggestion", "compare_versions", "current_twins", "in_order",
+    "overlap", "read_decisions", "resolve", "ruling_for", "suggest", "unattended", "unmatched", "write_decisions",
     "write_open_decisions",
 ]  # fmt: skip
 
@@ -136,6 +136,14 @@ def _may_follow(document: Document, by_key: Mapping[str, Document]) -> bool:
         seen.add(key)
         key = by_key[key].supersedes
     return key not in seen
+
+
+def current_twins(document: Document, known: Sequence[Document]) -> list[str]:
+    """Keys of other active versions of the same document, for at least one of its models."""
+    return [
+        d.key for d in known
+        if d.key != document.key and d.status == "active" and same_document(d, document) and overlap(d, document)
+    ]  # fmt: skip
 
 
 class Ruling(Record):

@@ -39,9 +39,12 @@ class Writer:
     """
 
     def __init__(
-        self, workspace: Path, command: str, *, why: str = "", wait: float = 0.0, on_step: Step = lambda step: None
-    ) -> None:
-        """`wait`: seconds to wait for another writer; below 0 for ever. `on_step` is told of each part that is done."""
+        self, workspace: Path, command: str, *, why: str = "", wait: float = 0.0, on_step: Step = lambda step: None,
+        over_damage: bool = False,
+    ) -> None:  # fmt: skip
+        """`wait`: seconds to wait for another writer; below 0 for ever. `on_step` is told of each part that is done.
+        `over_damage`: go on though the version in use cannot be opened (rollback); its `made` is empty then."""
+        self._over_damage = over_damage
         self.workspace, self.indexes, self.on_step = workspace, workspace / "indexes", on_step
         self._command, self._why, self._wait = command, why, wait
         self._stack, self.notes = ExitStack(), list[str]()
@@ -62,10 +65,20 @@ class Writer:
                     if self._wait >= 0 and time.monotonic() >= end:
                         raise
                     time.sleep(0.2)
-            self.base = IndexVersion(self.indexes)  # first: nothing is undone or swept where CURRENT cannot be trusted
-            self._put_in_order()
+            self.current = current_version(self.indexes) or "v0000"
+            self.base_made: dict[str, Any] = {}
+            try:
+                self.base = IndexVersion(self.indexes)  # first: nothing is undone or swept where it cannot be trusted
+            except InputRefused as error:
+                if not self._over_damage or not (self.indexes / self.current / "version.json").is_file():
+                    raise
+                self.notes.append(f"{error}. It is left as it is")
+                self.notes += self.registry.undo(number(self.current))
+            else:
+                self.base_made = self.base.made
+                self._put_in_order()
             self.target = number(next_version(self.indexes))
-            self.run = self._run(self._command, self._why, number(self.base.name), self.target)
+            self.run = self._run(self._command, self._why, number(self.current), self.target)
             self.registry.begin(self.run)
         except BaseException:
             self._stack.close()
@@ -89,11 +102,13 @@ class Writer:
             leftover.unlink()
         version, current = self.base, number(self.base.name)
         for run in self.registry.runs():
-            if run.outcome == "published" and run.target > current and not (self.indexes / f"v{run.target:04d}").exists():
+            lacking = run.target > current and not (self.indexes / f"v{run.target:04d}").exists()
+            if lacking and run.outcome == "published":
                 raise InputRefused(
-                    f"the registry at {self.registry.place} has v{run.target:04d} as published (by process {run.pid} on "
-                    f"{run.host}, {run.finished}), and {self.workspace} has only {version.name}: it is a copy of another "
-                    f"workspace, or an older backup. Remove {self.workspace / ID_FILE} to give it a registry of its own"
+                    f"the registry at {self.registry.place} has v{run.target:04d} as published (by process {run.pid} "
+                    f"on {run.host}, {run.finished}), and {self.workspace} has only {version.name}: it is a copy of "
+                    f"another workspace, or an older backup. Remove {self.workspace / ID_FILE} to give it a registry "
+                    "of its own"
                 )
         self.notes += self.registry.undo(current)
         self.notes += discard(self.indexes)
@@ -106,8 +121,8 @@ class Writer:
             self.notes += [f"{key} supersedes a document that is not there; the link was dropped" for key in loose]
             if not built:
                 self.notes.append(
-                    f"the registry did not fit {version.name} (it is new, or an older copy): the documents of the index "
-                    "were taken over; what else it held of history is not known any more"
+                    f"the registry did not fit {version.name} (it is new, or an older copy): the documents of the "
+                    "index were taken over; what else it held of history is not known any more"
                 )
             run = self._run("build", "the corpus that was built", current - 1, current)
             self.registry.begin(run)
@@ -125,7 +140,7 @@ class Writer:
     def made(self, **more: Any) -> dict[str, Any]:
         """What `made.json` says of a version of this run. Once an index was rebuilt, each version says what settings it
         was made with (``built_with``), and what the versions before the first rebuild were (``first_built_with``)."""
-        settings = {k: self.base.made[k] for k in ("built_with", "first_built_with") if k in self.base.made}
+        settings = {k: self.base_made[k] for k in ("built_with", "first_built_with") if k in self.base_made}
         return {
             "command": self._command, "why": self._why, "when": _now(), "run": self.run.id, **settings, **more,
         }  # fmt: skip
@@ -136,7 +151,8 @@ class Writer:
         self._published = name
         self.on_step("CURRENT")
         self.registry.finish(self.run.id, "published", _now(), note)
-        self.base.release()
+        if hasattr(self, "base"):
+            self.base.release()
         removed = prune(self.indexes, keep)
         if removed:
             self.notes.append(f"pruned {', '.join(removed)} (knowledge.keep_versions = {keep})")

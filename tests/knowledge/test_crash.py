@@ -523,7 +523,7 @@ def test_an_older_copy_of_the_registry_is_brought_up_to_the_index(tmp_path, work
 
 
 def test_a_copy_that_shares_a_registry_is_not_written_to(tmp_path, workspace, database):
-    """One PostgreSQL, and a folder that was copied with its id: what one of the two publishes the other must not undo."""
+    """One PostgreSQL, a folder that was copied with its id: what one publishes the other must not undo."""
     take(workspace, put(tmp_path / "one", LONE), config_of())
     copy = shutil.copytree(workspace, tmp_path / "copy")
     take(workspace, put(tmp_path / "two", {"fan.txt": "Another fan tray."}), config_of())

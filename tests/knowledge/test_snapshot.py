@@ -22,6 +22,7 @@ from tests.conftest import FakeEmbedder
 from tests.knowledge.workspaces import (
     ARRIVALS,
     CHOICES,
+    DOCUMENTS,
     ENGINES,
     Other,
     answer,
@@ -312,3 +313,24 @@ def test_a_rollback_brings_back_what_the_index_was_built_with(tmp_path, workspac
             assert (stored.chunk.child_tokens, stored.embedder.name) == (100, "first")
         made = IndexVersion(workspace / "indexes").manifest["embedder"]["name"]
         assert made == (stored.embedder.name if name in ("v0002", "v0003") else "fake")
+
+
+def test_a_damaged_version_in_use_is_left_by_a_rollback(workspace: Path, tmp_path: Path):
+    take(workspace, put(tmp_path / "new", {"i.md": install("LG-77", 9)}), CONFIG)
+    (workspace / "indexes" / "v0002" / "prompt.md").write_text("damaged")
+    with pytest.raises(InputRefused, match="was changed after publishing"):
+        take(workspace, put(tmp_path / "more", {"j.md": install("LG-78", 9)}), CONFIG)
+    name, notes = rollback(workspace, "v0001", CONFIG)
+    assert name == "v0003" and any("was changed after publishing" in note for note in notes)
+    assert snapshot.check(workspace) == [] and len(IndexVersion(workspace / "indexes")) > 0
+
+
+def test_a_superseded_document_comes_back_when_it_is_given_again(workspace: Path, tmp_path: Path):
+    newer = put(tmp_path / "new", {"portal-5.zh.md": ARRIVALS["portal-5.zh.md"]})
+    take(workspace, newer, CONFIG, choices={"portal": "replace"})
+    former = put(tmp_path / "former", {"portal-4.zh.md": DOCUMENTS["portal-4.zh.md"]})
+    assert take(workspace, former, CONFIG, choices={}).count("unchanged") == 1, "not by itself"
+    assert take(workspace, former, CONFIG, choices={"portal": "legacy"}).published
+    status = {d.key: d.status for d in IndexVersion(workspace / "indexes").documents}
+    assert status["manuals/portal/v4/all"] == "legacy" and status["manuals/portal/v5/all"] == "active"
+    assert snapshot.check(workspace) == []
