@@ -1,4 +1,4 @@
-"""The three smaller systems: ``evidence``, ``recall``, ``extract``."""
+"""The three smaller systems and the service: ``evidence``, ``recall``, ``extract``, ``serve``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from ragbuild.cli_shared import ConfigOption, JsonOption, ParamOption, ProfileOption, emit, say
+from ragbuild.cli_shared import (
+    ConfigOption,
+    JsonOption,
+    ParamOption,
+    ProfileOption,
+    WorkspaceOption,
+    config_of,
+    emit,
+    open_workspace,
+    say,
+)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +28,7 @@ def register(app: typer.Typer) -> None:
         recall
     )
     app.command()(extract)
+    app.command()(serve)
 
 
 def evidence(
@@ -44,10 +55,11 @@ def evidence(
         emit(summary)
         return
     for row in summary["sections"]:
-        typer.echo(f"{row['title']}: {len(row['evidence'])} pieces of evidence, {len(row['images'])} figures")
+        held = f"evidence {len(row['evidence'])}, figures {len(row['images'])}"
+        typer.echo(f"{row['title']} [{row['section_id'] or 'no section'}]: {held}")
         if not row["evidence"]:
             typer.echo(f"  {row['message']}")
-    if left := summary["images_left_out"]:
+    if (left := summary["images_left_out"]) and not section:
         say(f"{len(left)} figure(s) stand outside of the outline's sections")
     typer.echo(str(out / "report.html"))
 
@@ -88,3 +100,39 @@ def extract(
         say(f"the query {reason}")
     for e in outcome.evidencePack:
         say(f"{e.rank}. {e.score:.3f}  {e.chunkId}: {' '.join(e.text.split())[:90]}")
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000,
+    workspace: WorkspaceOption = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with chunks.jsonl, 10-k/ or statements/ (default data/findoc).")
+    ] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let other machines in; nobody is asked who.")
+    ] = False,
+    param: ParamOption = None,
+) -> None:
+    """Serve extractive QA with its page, and ask and retrieve on a workspace (outputs/latest where there is one)."""
+    from ragbuild.apps.extractive import Lab
+    from ragbuild.apps.service import Latest, is_loopback
+    from ragbuild.apps.service import serve as run
+    from ragbuild.core.config import parse_assignments
+    from ragbuild.core.store import repository
+
+    lab = Lab.load(data or repository() / "data" / "findoc")
+    root = workspace or repository() / "outputs" / "latest"  # not resolved: a new build moves latest, and is taken then
+    latest = None
+    if workspace or root.exists():
+        open_workspace(root)
+        config_of(root, param)  # a wrong -p or a damaged config.yaml is refused now
+        latest = Latest(root, parse_assignments(param or []))
+    if allow_remote and not is_loopback(host):
+        say(f"warning: other machines can reach {host}; put a proxy that asks who they are in front")
+
+    def ready(address: str) -> None:
+        typer.echo(address)
+        say(f"page: {address}/ · workspace: {root if latest else 'none (--workspace DIR names one)'} · Ctrl-C ends it")
+
+    run(host, port, lab=lab, workspace=latest, allow_remote=allow_remote, on_ready=ready)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -217,7 +218,9 @@ class Report:
         return {**about, "sections": sections, "images_left_out": left, "refused": self.refused}
 
     def write(self, out: Path) -> None:
-        """``report.md`` with ``images/`` beside it, ``report.html``, ``evidence.json``."""
+        """``report.md`` with ``images/`` beside it, ``report.html``, ``evidence.json``; a former report's go."""
+        if (out / "evidence.json").is_file():
+            shutil.rmtree(out / "images", ignore_errors=True)
         for url in self._placed:
             write_bytes(out / url, self.store.image(url))
         write_text(out / "report.md", self.markdown())

@@ -1,7 +1,8 @@
 """`ragbuild serve`: extractive QA with its page, and the main pipeline of a workspace, over HTTP on this machine.
 
 ``POST /api/labs/findoc-rag`` needs nothing; ``POST /api/ask`` and ``/api/retrieve`` need a workspace. Loopback by
-default, no CORS, no outside resource; limits and errors are in `service_limits.py`.
+default, no CORS, no outside resource; limits and errors are in `service_limits.py`, the workspace in
+`service_pipeline.py`.
 """
 
 from __future__ import annotations
@@ -10,28 +11,25 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware import Middleware
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from ragbuild.apps.extractive import Ask, Lab, Outcome
 from ragbuild.apps.service_limits import LOOPBACK, Guard, Lane, busy, problem
-from ragbuild.core.config import stored_config
+from ragbuild.apps.service_pipeline import Latest, Question, Search
 from ragbuild.core.errors import RagbuildError, UsageError
-from ragbuild.index.filters import Filter
-from ragbuild.index.versions import IndexVersion, current_version
-from ragbuild.models.embedders import Embedder
 from ragbuild.online.pipeline import Pipeline, trace
 
 LAB = "/api/labs/findoc-rag"
@@ -40,42 +38,6 @@ PAGE = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }  # fmt: skip
 _log = logging.getLogger("ragbuild.service")
-_Value = Annotated[str, Field(min_length=1, max_length=200)]
-_Values = Annotated[list[_Value], Field(min_length=1, max_length=20)]
-
-
-class Filters(BaseModel):
-    """Only documents with one of these values."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    product_model: _Values | None = None
-    doc_version: _Values | None = None
-    doc_type: _Values | None = None
-    kb: _Values | None = None
-    tag: _Values | None = None
-
-
-class Question(BaseModel):
-    """A question to the documents of the workspace. `old`: let older (legacy) versions in."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    query: str = Field(min_length=1, max_length=2000, pattern=r"\S")
-    filters: Filters = Filters()
-    old: bool = Field(default=False, strict=True)
-
-    @property
-    def where(self) -> Filter:
-        """The filter of the pipeline."""
-        given = {name: tuple(values) for name, values in self.filters.model_dump(exclude_none=True).items()}
-        return Filter(status=("active", "legacy") if self.old else ("active",), **given)
-
-
-class Search(Question):
-    """A question whose chunks are wanted. `top`: how many."""
-
-    top: int = Field(default=10, ge=1, le=50, strict=True)
 
 
 class Problem(BaseModel):
@@ -86,74 +48,15 @@ class Problem(BaseModel):
     fields: list[str] | None = None
 
 
-class Latest:
-    """The pipeline of the version that ``CURRENT`` names: opened once, and again when it names another.
-
-    While the next one is opened, and where it can't be, the former goes on answering. `overrides`: dotted keys over the
-    workspace's own configuration. Calling it raises InputRefused while there is no version that can be read.
-    """
-
-    def __init__(
-        self, workspace: Path, overrides: Mapping[str, Any] | None = None, embedder: Embedder | None = None
-    ) -> None:
-        self.workspace, self._overrides, self._embedder = Path(workspace), overrides or {}, embedder
-        self._pipeline: Pipeline | None = None
-        self._seen: tuple[Any, ...] = ()
-        self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str | None:
-        """The version in use; None before the first is open."""
-        return self._pipeline.version.name if self._pipeline else None
-
-    def __call__(self) -> Pipeline:
-        seen = self._look()
-        if seen != self._seen and self._lock.acquire(blocking=self._pipeline is None):
-            try:
-                if seen != self._seen:
-                    self._pipeline, self._seen = self._open(), seen
-            except (RagbuildError, OSError) as error:
-                if self._pipeline is None:
-                    raise
-                self._seen = seen  # asked again when CURRENT changes again
-                _log.warning("%s stays in use; what is published now can't be opened: %s", self.name, error)
-            finally:
-                self._lock.release()
-        assert self._pipeline is not None
-        return self._pipeline
-
-    def _look(self) -> tuple[Any, ...]:
-        """Another value when another version is published, also one of the same name by a fresh build."""
-        try:
-            root = self.workspace.resolve()  # outputs/latest may point elsewhere by now
-            name = current_version(root / "indexes")
-            stat = (root / "indexes" / str(name) / "version.json").stat()
-            return root, name, stat.st_ino, stat.st_mtime_ns
-        except (RagbuildError, OSError):
-            return (None,)
-
-    def _open(self) -> Pipeline:
-        root = self.workspace.resolve()
-        version = IndexVersion(root / "indexes")
-        config = stored_config(root).with_overrides(self._overrides)
-        name, embedder = version.manifest["embedder"]["name"], self._embedder
-        if self._pipeline is not None and self._pipeline.embedder.name == name:
-            embedder = self._pipeline.embedder  # its model is loaded already
-        pipeline = Pipeline(version, config, embedder)
-        pipeline.retrieve("warm 1")
-        _ = pipeline.generator
-        return pipeline
-
-
 def create_app(
-    workspace: Path | Latest | None, lab: Lab, *, hosts: Collection[str] | None = LOOPBACK, most_at_once: int = 128,
+    workspace: Path | Latest | None, lab: Lab, *, hosts: Collection[str] | None = LOOPBACK, most_at_once: int = 256,
     lab_timeout_s: float = 10, timeout_s: float = 60, max_bytes: int = 64 * 1024,
 ) -> FastAPI:  # fmt: skip
     """The service. `hosts`: the names it answers to, None for any; `most_at_once`: requests that run or wait, for the
     lab and for the workspace each."""
     latest = workspace if isinstance(workspace, Latest | None) else Latest(workspace)
     quick = Lane("lab", 1, most_at_once, lab_timeout_s)  # one thread: the work is short and all Python
-    slow = Lane("workspace", 4, most_at_once, timeout_s)  # a question may wait for a model elsewhere
+    slow = Lane("workspace", latest.threads if latest else 1, most_at_once, timeout_s)
 
     lab.ask(Ask(query="warm 1"))  # what is made on first use is made now
 
@@ -316,6 +219,8 @@ def prepared(
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise UsageError(f"{host} port {port} can't be used ({error.strerror}); give another with --port") from None
+    # asyncio does so only for sockets that name their protocol; else head and body wait 40 ms for each other
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(
         app, access_log=False, server_header=False, ws="none", limit_concurrency=1000, timeout_graceful_shutdown=5,
         log_level="warning",
@@ -326,7 +231,7 @@ def prepared(
 def serve(host: str = "127.0.0.1", port: int = 8000, *, on_ready: Callable[[str], None] = print, **how: Any) -> None:
     """Serve until Ctrl-C or SIGTERM; `on_ready` is given the address; for `how` and what is raised see `prepared`."""
     server, listener, address = prepared(host, port, **how)
-    with listener:
+    with listener, suppress(KeyboardInterrupt):  # uvicorn hands on the signal that ended it
         on_ready(address)
         server.run(sockets=[listener])
 

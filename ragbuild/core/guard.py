@@ -134,9 +134,9 @@ _HIDDEN = "hides an order"  # in an encoding, or behind signs that nobody sees
 
 _LOOK_ALIKE = str.maketrans("аеорсухіѕԁјһɡοαε", "aeopcyxisdjhgoae")  # Cyrillic and Greek for Latin
 _ALIKE = re.compile("[\u0370-\u052f\u0261]")
-_UNSEEN = re.compile(  # soft hyphen, joiners, directions, variation selectors, tags: no glyph of their own
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
-    "\ufe00-\ufe0f\ufeff\U000e0000-\U000e007f]"
+_UNSEEN = re.compile(  # controls, soft hyphen, joiners, directions, variation selectors, tags: no glyph of their own
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
+    "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\U000e0000-\U000e007f]"
 )
 _JOINED = re.compile(r"(?:ignor|disregard|forget|reveal|override)[a-z]*[-_.][a-z]+[-_.]", re.IGNORECASE)
 _LEET = re.compile(
@@ -222,10 +222,10 @@ def _around(lower: str, marks: tuple[str, ...]) -> Iterator[tuple[int, int]]:
 
 def _variants(text: str, plain: str) -> Iterator[str]:
     """The text as it reads once a disguise is taken off."""
-    if not text.isascii():
+    seen = _UNSEEN.sub("", plain) if _UNSEEN.search(plain) else plain
+    if seen is not plain or not text.isascii():
         if _TAG.search(text):
             yield normalise(_TAG.sub(lambda m: f"\n{m[0].translate(_TAGS)}\n", text))
-        seen = _UNSEEN.sub("", plain) if _UNSEEN.search(plain) else plain
         yield seen.translate(_LOOK_ALIKE) if _ALIKE.search(seen) else seen
         yield _APART_HAN.sub("", plain)
     if _JOINED.search(plain):

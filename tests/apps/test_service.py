@@ -6,7 +6,11 @@ import asyncio
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -334,6 +338,11 @@ def test_a_version_that_is_published_meanwhile_is_taken(lab: Lab, tmp_path: Path
     assert "stays in use" in caplog.text and get(served, "/readyz").json()["workspace"] == "v0004"
 
 
+def test_questions_are_worked_on_at_once_where_a_model_elsewhere_is_waited_for(workspace: Path):
+    here, elsewhere = Latest(workspace), Latest(workspace, {"generate.generator": "openai"})
+    assert here.threads == 1 < elsewhere.threads
+
+
 class Slow(Lab):
     """A lab that answers when it is told to."""
 
@@ -470,6 +479,23 @@ def test_64_clients_get_their_own_answers(lab: Lab, workspace: Path):
         assert asyncio.run(all_at_once(address)) == list(range(64))
         with pytest.raises(UsageError, match="--port"):
             serve(port=int(address.rpartition(":")[2]), lab=lab)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_ended_in_peace(number: int):
+    code = f"from ragbuild.apps.service import *\nserve(port=0, lab=Lab.load(Path({str(FINDOC)!r})))"
+    run = [sys.executable, "-u", "-W", "error", "-c", code]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().strip()
+        for _ in range(200):  # it listens a moment after it says so
+            try:
+                assert httpx.get(f"{address}/healthz", trust_env=False).json() == {"status": "ok"}
+                break
+            except httpx.ConnectError:
+                time.sleep(0.05)
+        process.send_signal(number)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode in (0, -number) and "Traceback" not in told
 
 
 PAGE_FOLDER = resources.files("ragbuild") / "apps" / "page"
