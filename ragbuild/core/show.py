@@ -140,7 +140,7 @@ def answer_html(answer: Any) -> Any:
     for c in answer.citations:
         grouped.setdefault((c.number, c.page), []).append(c)
     items = ""
-    for (number, page), same in grouped.items():
+    for (number, page), same in sorted(grouped.items(), key=lambda item: item[0]):
         head = escape(f"{same[0].doc_version} · {same[0].place} · page {page}")
         quotes = escape(" … ".join(f"“{clip(c.quote, 160)}”" for c in same))
         items += f"<li value='{number}'><b>{escape(same[0].title)}</b> · {head}"

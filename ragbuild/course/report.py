@@ -40,6 +40,9 @@ def _step(run: Path, name: str, title: str, record: dict[str, Any]) -> dict[str,
     path = run / "reports" / f"{name}.json"
     empty: dict[str, Any] = {"metrics": {}, "tables": {}, "notes": [], "answers": []}
     data = {**empty, **(read_json(path) if path.is_file() else {})}
+    for answer in data["answers"]:  # a line for each place that is cited, not for each quotation from it
+        places = {(c["number"], c["page"]): c for c in reversed(answer["citations"])}
+        answer["citations"] = [places[place] for place in sorted(places)]
     figures = [
         {"name": f.stem.removeprefix(f"{name}_").replace("_", " "), "data": base64.b64encode(f.read_bytes()).decode()}
         for f in sorted((run / "figures").glob(f"{name}_*.png"))

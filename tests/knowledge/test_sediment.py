@@ -12,6 +12,7 @@ import yaml
 from ragbuild.core.config import Config, load_config
 from ragbuild.core.errors import UsageError
 from ragbuild.core.store import write_json, write_text
+from ragbuild.course.plan import plan_rows
 from ragbuild.evaluate import ledger
 from ragbuild.knowledge.registry import Change, Registry, Run
 from ragbuild.knowledge.sediment import OPEN, carried_over, check_template, draft, edited, tellable
@@ -105,7 +106,8 @@ def test_other_words_of_a_project_leave_the_records_as_they_are(tmp_path: Path) 
 
 def test_nothing_of_the_sample_corpus_gets_into_its_records(built, tmp_path: Path) -> None:
     text = "\n".join(drafted(built.run, tmp_path / "out", with_ledger=False).values()).lower()
-    form = "\n".join(drafted(tmp_path, tmp_path / "empty", with_ledger=False).values()).lower()  # of no project at all
+    form = "\n".join(drafted(tmp_path, tmp_path / "empty", with_ledger=False).values())  # of no project at all
+    form = (form + json.dumps(plan_rows(load_config()))).lower()  # the course's own steps are told by their names
 
     def read(name: str) -> list[dict]:
         return json.loads((built.run / name).read_text(encoding="utf-8"))
