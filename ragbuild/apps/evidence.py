@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ragbuild.apps.evidence_outline import Need, distinct, letters
+from ragbuild.apps.evidence_outline import NO_CHAPTER_FILTER, Need, distinct, letters
 from ragbuild.apps.evidence_store import EvidenceStore, Snippet
 from ragbuild.apps.evidence_tables import SectionRow
 from ragbuild.core.config import EvidenceConfig
@@ -25,13 +25,8 @@ from ragbuild.offline.parse.markdown import by_fence
 MUST_TERM, KEYWORD, UPLOADED_PDF = 6, 2, 1  # points
 LEAST = 2  # below: no evidence
 NEAR = 0.95  # texts of one source that are so much alike, and have the same numbers, count as one
-NO_CHAPTER_FILTER = (
-    "limit_chapter is not taken: a report's chapter numbers look like those of the company's document and mean other "
-    "chapters, so that a filter by chapter code finds the wrong ones. Give section_id (see the table of sections), or "
-    "none to search by query and company_id"
-)
 _LOST = {"below": f"below {LEAST} points", "duplicates": "repeated", "handed_out": "used before"}
-_IMAGE = re.compile(r"!\[[^\]\n]*\]\([^()\n]*\)")
+_IMAGE = re.compile(r"!\[(?:[^\[\]\n]|\[[^\[\]\n]*+\])*+\]\((?:[^()\n]|\([^()\n]*+\))*+\)")
 
 
 class Evidence(Record):

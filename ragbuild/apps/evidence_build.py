@@ -26,7 +26,7 @@ from ragbuild.offline.parse import ParsedEntry, image_ids_of, kept_files, parse_
 class Source:
     """Documents (or folders of them) of one company; one for which ``documents.csv`` or its front matter gives a `kb`
     is that company's. `task_id`: the report they are for, by default the company's id; `uploaded`: by the company;
-    `apart_from`: files in the folders that are no documents."""
+    `apart_from`: files and folders in the folders that are no documents."""
 
     company_id: str
     paths: Sequence[Path]
@@ -66,7 +66,8 @@ def _read(
                 raise UsageError(f"{path} is not there; give documents, or a folder of them")
             if path.is_dir():
                 within = walk(path)
-                kept = [f for f in within if f.resolve() not in {p.resolve() for p in source.apart_from}]
+                apart = {p.resolve() for p in source.apart_from}
+                kept = [f for f in within if apart.isdisjoint([f.resolve(), *f.resolve().parents])]
                 groups[path] = kept if len(kept) < len(within) else None
             elif (group := groups.setdefault(path.parent, [])) is not None:
                 group.append(path)

@@ -114,6 +114,15 @@ def blocks(text: str) -> list[tuple[str, int, int]]:
     return [(t.type.removesuffix("_open"), *t.map) for t in tokens]
 
 
+def quotations_in(text: str) -> list[tuple[int, int]]:
+    """(first line, line after the last) of the quotations of a Markdown text, also those in a list."""
+    out: list[tuple[int, int]] = []
+    for token in parser(True).parse(text):
+        if token.type == "blockquote_open" and (not out or token.map[0] >= out[-1][1]):
+            out.append((token.map[0], token.map[1]))
+    return out
+
+
 def _paragraphs(lines: Sequence[str]) -> list[_Paragraph]:
     """Blocks that a figure may follow: no headings, pictures or source lines, which belong to the block above."""
     out: list[_Paragraph] = []

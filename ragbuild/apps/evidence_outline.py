@@ -17,6 +17,11 @@ from ragbuild.core.records import Record, Text
 from ragbuild.core.store import error_fields
 from ragbuild.core.text import normalise
 
+NO_CHAPTER_FILTER = (
+    "limit_chapter is not taken: a report's chapter numbers look like those of the company's document and mean other "
+    "chapters, so that a filter by chapter code finds the wrong ones. Give section_id (see the table of sections), or "
+    "none to search by query and company_id"
+)
 FUZZY, CLEAR = 60, 8  # rapidfuzz ratio of a name to a title, and how far it must lead
 
 
@@ -73,15 +78,24 @@ class Outline(Record):
 def load_outline(path: Path) -> Outline:
     """An outline in YAML. Raises InputRefused, naming the field, for what it lacks or does not know."""
     try:
-        return Outline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return Outline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise InputRefused(f"{path} cannot be read ({error.strerror}); give the outline of the report") from error
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         what = error_fields(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        what += f"; {NO_CHAPTER_FILTER}" if "limit_chapter" in what else ""
         raise InputRefused(
             f"{path} is no outline ({what}); it takes title, company_id and sections, each with title, keywords, "
             "must_terms and chapter, section or section_id"
         ) from error
+
+
+def is_outline(path: Path) -> bool:
+    """Is this file an outline, and so no document: what it asks for would be found in it?"""
+    try:
+        return path.suffix.lower() in (".yaml", ".yml") and bool(load_outline(path))
+    except InputRefused:
+        return False
 
 
 def get_chapter_map(store: EvidenceStore, task_id: str) -> list[Chapter]:
@@ -127,9 +141,10 @@ def _list(rows: Sequence[SectionRow]) -> str:
     return "candidates: " + ("; ".join(shown) or "none, the documents have no headings") + ("; …" if rows[20:] else "")
 
 
-def section_of(store: EvidenceStore, task_id: str, need: Need) -> SectionRow | None:
-    """The section of the documents that a need names; None when it names none. Raises UsageError as `match_name`."""
-    rows = store.sections(task_id)
+def section_of(store: EvidenceStore, task_id: str, need: Need, company_id: str = "") -> SectionRow | None:
+    """The section of the documents (of one company) that a need names; None when it names none. Raises UsageError as
+    `match_name`."""
+    rows = [row for row in store.sections(task_id) if not company_id or row.company_id == company_id]
     if need.section_id:
         return by_id(rows, need.section_id)
     chapter = match_name(need.chapter, [r for r in rows if r.is_chapter]) if need.chapter else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,20 +20,20 @@ from ragbuild.apps.evidence_build import Source, build_store
 from ragbuild.apps.evidence_figures import (
     WORDS,
     as_url,
-    blocks,
     escaped,
     images_in,
     insert_images,
     parser,
+    quotations_in,
     refuse_unknown,
     source_line,
 )
-from ragbuild.apps.evidence_outline import Need, by_id, load_outline, section_of
+from ragbuild.apps.evidence_outline import Need, by_id, is_outline, load_outline, section_of
 from ragbuild.apps.evidence_store import EvidenceStore
 from ragbuild.apps.evidence_tables import Figure, SectionRow
 from ragbuild.core.config import Config, ConfigView, EvidenceConfig
 from ragbuild.core.errors import GateFailed, UsageError
-from ragbuild.core.store import write_bytes, write_json, write_text
+from ragbuild.core.store import read_json, walk, write_bytes, write_json, write_text
 from ragbuild.core.text import language_of
 from ragbuild.models.embedders import Embedder
 
@@ -79,7 +78,7 @@ class Report:
         problems = []
         for need in needs:
             try:
-                self.sections[need.title] = section_of(store, self.task_id, need)
+                self.sections[need.title] = section_of(store, self.task_id, need, company_id)
             except UsageError as error:
                 problems.append(f"section '{need.title}': {error}")
         if problems:
@@ -93,7 +92,8 @@ class Report:
 
     def fetch_section(self, section_id: str, need_img: bool = True) -> Fetched:
         """A section's text and, with `need_img`, all its figures. Raises UsageError for an unknown id."""
-        section = by_id(self.store.sections(self.task_id), section_id)
+        mine = [s for s in self.store.sections(self.task_id) if s.company_id == self.company_id]
+        section = by_id(mine, section_id)
         images = tuple(self.store.figures(self.company_id, section)) if need_img else ()
         if need_img:
             self._fetched[section_id] = images
@@ -141,6 +141,9 @@ class Report:
         """Keep a section's text. Raises GateFailed, naming what is missing, unknown, or there twice."""
         due = self.images(title)
         refuse_unknown(text, due)
+        drafts = [text, *(draft for other, draft in self.drafts.items() if other != title)]
+        known = self.store.figures(self.company_id)  # what one section calls [a], another may point elsewhere
+        refuse_unknown("\n\n".join(drafts), known)
         seen = images_in(text)
         missing = [f for f in due if as_url(f.img_url) not in seen]
         if missing:
@@ -148,17 +151,19 @@ class Report:
             raise GateFailed(f"section '{title}' is not saved: its text lacks {len(missing)} figure(s): {names}")
         if twice := next((url for url in seen if seen.count(url) > 1), None):
             raise GateFailed(f"section '{title}' is not saved: {twice} stands in it more than once")
+        told = [line.strip() for line in text.split("\n")]
         for figure in due:
             line = source_line(figure.source, figure.page_no, language=self.language)
-            if line not in text:
+            if line not in told:
                 raise GateFailed(
                     f"section '{title}' is not saved: {figure.img_url} has no line with its source: {line}"
                 )
+            told.remove(line)  # one for each
         lines = text.split("\n")
-        known = [_quoted(item) for item in (self.found[title].items if title in self.found else ())]
-        for kind, start, end in blocks(text):
+        quotable = [_quoted(item) for item in (self.found[title].items if title in self.found else ())]
+        for start, end in quotations_in(text):
             quote = "\n".join(re.sub("^> ?", "", line) for line in lines[start:end]).strip()
-            if kind == "blockquote" and not any(quote in whole for whole in known):
+            if not any(quote in whole for whole in quotable):
                 raise GateFailed(f"section '{title}' is not saved: a quotation is not among its evidence: {quote[:80]}")
         self.drafts[title] = text
         self._placed = {url: t for url, t in self._placed.items() if t != title} | {f.img_url: title for f in due}
@@ -219,8 +224,10 @@ class Report:
 
     def write(self, out: Path) -> None:
         """``report.md`` with ``images/`` beside it, ``report.html``, ``evidence.json``; a former report's go."""
-        if (out / "evidence.json").is_file():
-            shutil.rmtree(out / "images", ignore_errors=True)
+        former = read_json(out / "evidence.json") if (out / "evidence.json").is_file() else {}
+        for url in [url for row in former.get("sections", ()) for url in row["images"]]:
+            if Path(url).parent == Path("images"):  # and nothing else in that folder
+                (out / url).unlink(missing_ok=True)
         for url in self._placed:
             write_bytes(out / url, self.store.image(url))
         write_text(out / "report.md", self.markdown())
@@ -234,8 +241,10 @@ def quotation(item: Evidence) -> str:
 
 
 def _quoted(item: Evidence) -> str:
-    """Word for word, under the header of its table where it goes on with one; HTML but line breaks shows as text."""
+    """Word for word, under the header of its table where it goes on with one; HTML but line breaks shows as text,
+    and so do pictures and the definitions of links, whose uses may stand in another quotation."""
     whole = f"{item.table_header}\n{item.content}" if item.table_header else item.content
+    whole = re.sub(r"(?<=!)(?=\[)|(?<=\])(?=:)", r"\\", whole)
     return re.sub(r"<(?=[A-Za-z/!?])(?!br ?/?>)", "&lt;", whole)
 
 
@@ -252,7 +261,9 @@ def build_report(
     titles = [need.title for need in plan.sections]
     if unknown := [name for name in only if name not in titles]:
         raise UsageError(f"the outline has no section '{unknown[0]}'; it has {', '.join(titles)}")
-    source = Source(company, documents, plan.task_id, apart_from=[outline])
+    own = [out / name for name in ("store", "images", "report.md", "report.html", "evidence.json")]
+    others = [file for folder in documents if folder.is_dir() for file in walk(folder) if is_outline(file)]
+    source = Source(company, documents, plan.task_id, apart_from=[outline, *own, *others])
     store = build_store(out / "store", [source], config, embedder)
     needs = [need for need in plan.sections if not only or need.title in only]
     report = Report(store, company, needs, plan.title, task_id=plan.task_id, settings=config.evidence)

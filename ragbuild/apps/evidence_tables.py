@@ -72,7 +72,8 @@ _NUMBER = re.compile(
 _CHAPTER = re.compile(rf"第\s*[{_DIGITS}百\d]{{1,5}}\s*[章节篇部]|(?:chapter|part|item)\s+[\dIVX]", re.I)
 _CAPTION = re.compile(
     r"(?:Figure|FIGURE|Fig\.|图)\s*(?P<number>(?:[A-Z][.-])?\d++(?:[-.–]\d++)*+)[.:：、]?+"
-    r"(?!\s*+(?:(?:shows?|is|are|lists?|illustrates?|depicts?|gives?|and)\b|[所显表]示|给出|中|和|至))"
+    r"(?!\s*+(?:(?:shows?|is|are|lists?|illustrates?|depicts?|gives?|and)\b|[所显表展列]示|[为是]|反映|给出"
+    r"|中(?![国东部小央型高低间期标])|[和与及至、]\s*(?:图|\d)))"
 )
 CONTENTS = re.compile(r"目\s*录|(?:table of )?contents", re.I)
 

@@ -203,7 +203,10 @@ class Lab:
 
         folder = Path(folder)
         file, passages = folder / "chunks.jsonl", []
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        try:  # lines end at \n alone: U+2028 and the like may stand in a text
+            lines = file.read_text(encoding="utf-8-sig").split("\n") if file.is_file() else []
+        except UnicodeDecodeError as error:
+            raise InputRefused(f"{file} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
         for number, line in enumerate(lines, 1):
             try:
                 passages += [Passage.model_validate_json(line)] if line.strip() else []
@@ -213,7 +216,10 @@ class Lab:
         if not passages:
             raise InputRefused(f"no chunks.jsonl, 10-k/ or statements/ with text in {folder}")
         presets = folder / "presets.json"
-        return cls(passages, read_json(presets) if presets.is_file() else ())
+        given = read_json(presets) if presets.is_file() else []
+        if not isinstance(given, list) or not all(isinstance(p, dict) for p in given):
+            raise InputRefused(f"{presets} is no list of presets; each has id, title, titleZh, query, kind")
+        return cls(passages, given)
 
     @cached_property
     def index_version(self) -> str:

@@ -179,7 +179,9 @@ def test_a_document_without_headings_is_one_chapter_and_a_number_is_not_given_tw
     ("line", "caption"),
     [
         ("图 5-1 结构", "图 5-1 结构"), ("图5-4 流程", "图5-4 流程"), ("**Figure 2. Flow**", "Figure 2. Flow"),
-        ("图 5-1 所示，公司……", ""), ("Figure 2 shows the flow", ""), ("表 3 收入", ""), ("厂房照片", ""), ("图纸", ""),
+        ("图 5-1 所示，公司……", ""), ("Figure 2 shows the flow", ""), ("图 5-1 为股权结构", ""), ("图 3 中，灰色", ""),
+        ("图 5-1 和图 5-2", ""), ("图 3 中国市场", "图 3 中国市场"), ("图 4 和田基地", "图 4 和田基地"),
+        ("表 3 收入", ""), ("厂房照片", ""), ("图纸", ""),
         ("", ""), ("图 1 " + "长" * 200, ""),
     ],
 )  # fmt: skip
@@ -272,6 +274,7 @@ def test_a_need_names_a_section_by_id_or_by_words(store: IndexStore) -> None:
     [
         ("sections: []", "title"), ("title: x\nsections: [{title: a}]", "at least one keyword"),
         ("title: x\nsections: [{title: a, keywords: [k], colour: red}]", "sections.0.colour"),
+        ("title: x\nsections: [{title: a, keywords: [k], limit_chapter: 5}]", "filter by chapter code finds the wrong"),
         ("- a\n b: [", "no outline"),
         ("title: x\nsections: [{title: a, keywords: [k]}, {title: a, keywords: [k]}]", "two sections are called 'a'"),
     ],
@@ -556,6 +559,8 @@ def test_a_quotation_that_is_no_evidence_is_refused(report: Report) -> None:
     good = report.draft("财务")
     with pytest.raises(GateFailed, match="not among its evidence: 营业收入为 999 万元"):
         report.save("财务", good + "\n> 营业收入为 999 万元\n")
+    with pytest.raises(GateFailed, match="not among its evidence"):
+        report.save("财务", good + "\n- > 营业收入为 999 万元\n")
     report.save("财务", good)
 
 
@@ -578,6 +583,41 @@ def test_a_figure_stands_in_one_section_also_when_two_use_its_pages(store: Index
     assert len(images_in(report.drafts["A"])) == 2 and images_in(report.drafts["B"]) == []
     report.write_section("A")
     assert len(images_in(report.drafts["A"])) == 2, "written again, it keeps its figures"
+
+
+def test_every_figure_has_a_source_line_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        f"# A\n\n## 一、业务\n\n主营业务。\n\n{picture('x', 1)}\n\n{picture('y', 2)}\n", "utf-8"
+    )
+    store = build_store(tmp_path / "s", [Source("a", [tmp_path / "a.md"])], CONFIG, FakeEmbedder())
+    report = Report(store, "a", [need("业务", chapter="业务")], "报告")
+    report.write_section("业务")
+    with pytest.raises(GateFailed, match="no line with its source"):
+        report.save("业务", report.drafts["业务"].replace("\n\n*来源：a.md P1*", "", 1))
+
+
+def test_the_sections_of_another_companys_task_are_not_given(store: IndexStore) -> None:
+    with pytest.raises(UsageError, match="no section has the id"):
+        Report(store, "yunling", [need(keywords=["客户"])], task_id="haiwan").fetch_section("sec_1")
+    with pytest.raises(UsageError, match="none of the titles"):
+        Report(store, "yunling", [need(chapter="主营业务")], task_id="haiwan")
+
+
+def test_what_a_document_links_to_is_no_picture_of_the_report(tmp_path: Path) -> None:
+    text = (
+        "# A\n\n## 一、业务\n\n主营业务见 ![图][r]、![a [b]](http://evil/1.png)、![c](i/a(1).png)，另见 [1]。\n\n"
+        "## 二、附注\n\n附注之一。\n\n- [r]: http://evil/2.png\n\n[1]: http://evil/3\n"
+    )
+    (tmp_path / "a.md").write_text(text, encoding="utf-8")
+    store = build_store(tmp_path / "s", [Source("a", [tmp_path / "a.md"])], CONFIG, FakeEmbedder())
+    report = Report(store, "a", [need("业务", chapter="业务"), need("附注", chapter="附注", keywords=["附注"])], "报告")
+    for title in report.needs:
+        report.write_section(title)
+    assert images_in(report.markdown()) == [] and "href" not in report.html() and "<img" not in report.html()
+    assert "evil/3" in report.html() and all(found.items for found in report.found.values())
+    report.save("业务", "![x][q]\n")
+    with pytest.raises(GateFailed, match="not in the section's list"):
+        report.save("附注", "[q]: http://evil/4.png\n")
 
 
 def test_an_unknown_company_is_named_with_those_there_are(store: IndexStore) -> None:
@@ -632,7 +672,14 @@ def test_build_report_from_files(tmp_path: Path) -> None:
     assert [(s["saved"], len(s["images"])) for s in data["sections"]] == [(True, 2), (True, 0), (True, 0)]
     for url in images_in((tmp_path / "out" / "report.md").read_text(encoding="utf-8")):
         assert (tmp_path / "out" / url).is_file() or "%" in url
+    (tmp_path / "older.yml").write_bytes(args[1].read_bytes())
+    (tmp_path / "out" / "images" / "mine.png").write_bytes(b"x")
     one = build_report(*args, "y", tmp_path / "out", CONFIG, only=["财务"], embedder=FakeEmbedder())
+    assert [p.name for p in (tmp_path / "out" / "images").iterdir()] == ["mine.png"], "only its own pictures go"
+    again = build_report([tmp_path], args[1], "y", tmp_path / "out", CONFIG, embedder=FakeEmbedder())
+    assert [d.doc_source for d in again.store.documents.values()] == ["招股说明书.md"], (
+        "neither report nor outline is evidence"
+    )
     assert list(one.drafts) == ["财务"] and [f.page_no for f in one.left_out()] == [1, 1]
 
 

@@ -278,5 +278,14 @@ def test_bad_folders_and_chunks_are_refused_by_name(tmp_path: Path):
     (tmp_path / "chunks.jsonl").write_text('{"chunkId": "a"}\n', encoding="utf-8")
     with pytest.raises(InputRefused, match=r"line 1: issuer"):
         Lab.load(tmp_path)
+    (tmp_path / "chunks.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputRefused, match=r"chunks\.jsonl is not UTF-8"):
+        Lab.load(tmp_path)
+    line = passage("a", "甲\u2028乙\x85丙").model_dump_json()  # both may stand in JSON as they are
+    (tmp_path / "chunks.jsonl").write_text(f"\ufeff{line}\r\n", encoding="utf-8", newline="")
+    assert [p.text for p in Lab.load(tmp_path).passages] == ["甲\u2028乙\x85丙"]
+    (tmp_path / "presets.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(InputRefused, match="no list of presets"):
+        Lab.load(tmp_path)
     with pytest.raises(InputRefused, match="once"):
         Lab([passage("a", "x"), passage("a", "y")])

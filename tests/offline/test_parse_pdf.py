@@ -16,7 +16,7 @@ from ragbuild.offline.parse.pdf_blocks import _in_columns
 from ragbuild.offline.parse.pdf_headings import heading_number, mark_headings
 from ragbuild.offline.parse.pdf_lines import Line, join_lines, rows
 from ragbuild.offline.parse.pdf_render import to_markdown, without_running
-from ragbuild.offline.parse.pdf_tables import Block, aligned_tables
+from ragbuild.offline.parse.pdf_tables import CAPTION, Block, aligned_tables
 
 CORPUS = Path(__file__).resolve().parents[2] / "data" / "corpus"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "documents"
@@ -212,6 +212,13 @@ def test_heading_levels_follow_numbers_then_sizes() -> None:
         2,
         1,
     ]
+
+
+def test_a_sentence_about_a_figure_is_no_caption() -> None:
+    for text in ("图 5-1 所示，公司", "图5-1所示", "图 12 表示", "Figure 1-2 shows that", "Figure 12 is"):
+        assert not CAPTION.match(text), text
+    for text in ("图 5-1 结构", "Figure 1-2: Flow", "Fig. 3", "图 A-1：流程"):
+        assert CAPTION.match(text), text
 
 
 def test_a_caption_is_no_heading_and_dotted_leaders_no_text() -> None:

@@ -13,8 +13,8 @@ from ragbuild.offline.parse.pdf_lines import Box, Line, inside, join_lines, merg
 BULLET = re.compile(r"[•●▪◦■□–‣➢*o-]\s+(?=\S)|[•●▪■□◆]")
 NUMBER = re.compile(r"(\d{1,2}[.)、](?!\d)|[(（]\d{1,2}[)）]|\[\d{1,3}\])\s*(?=\S)")
 CAPTION = re.compile(
-    r"(?:Figure|Fig\.|FIGURE|图)\s*(?:[A-Z][.-])?\d+(?:[-.–]\d+)*(?!\d)[.:：、]?"
-    r"(?!\s*(?:shows?|is|are|lists?|illustrates?|depicts?|gives?|and)\b|所示|显示|表示|给出)"
+    r"(?:Figure|Fig\.|FIGURE|图)\s*(?:[A-Z][.-])?\d++(?:[-.–]\d++)*+[.:：、]?+"  # possessive: 图 5-1 所示 is not 图 5
+    r"(?!\s*+(?:(?:shows?|is|are|lists?|illustrates?|depicts?|gives?|and)\b|所示|显示|表示|给出))"
 )
 
 
