@@ -208,7 +208,9 @@ def test_a_corpus_without_a_question_is_built_and_says_that_it_is_not_evaluated(
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "note.md").write_text("# メモ\n\n本日は晴天なり。\n", encoding="utf-8")
-    done = ragbuild("build", "--corpus", corpus, "--out", tmp_path / "run", "--skip", "20", "-p", "tune.corpus=own")
+    done = ragbuild(
+        "build", "--corpus", corpus, "--out", tmp_path / "run", "--skip", "20", "--skip", "30", "-p", "tune.corpus=own"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("NOT EVALUATED") == 2
     assert read_json(tmp_path / "run" / "evaluation.json") == {"entries": []}

@@ -118,7 +118,7 @@ def demonstration(folder: Path, version: IndexVersion) -> tuple[list[Ruling], li
 
 def practice_questions(eval_set: Path, version: IndexVersion, most: int = 60, least: int = 5) -> list[EvalPair]:
     """An evenly spread part of an eval set, at most `most` cases; where there are fewer than `least`, sentences of the
-    corpus join them as questions.
+    corpus join them as questions, and are asked more than once where even these are too few.
     """
     pairs = read_records(eval_set, EvalPair)
     pairs = pairs[:: 1 + len(pairs) // most]
@@ -137,4 +137,6 @@ def practice_questions(eval_set: Path, version: IndexVersion, most: int = 60, le
                 language=c.language,
             )
         )
-    return [p for p in pairs if any(character.isalnum() for character in p.query)]
+    pairs = [p for p in pairs if any(character.isalnum() for character in p.query)]
+    again = [p.model_copy(update={"pair_id": f"{p.pair_id}-{n}"}) for n in range(2, least + 1) for p in pairs]
+    return pairs + (again[: least - len(pairs)] if len(pairs) < least else [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -540,16 +539,6 @@ def test_all_that_is_said_is_said_in_both_languages(lab: Lab):
 def address(lab: Lab) -> Iterator[str]:
     with served(lab) as at:
         yield at
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium or Chrome on this machine: the browser test needs one")
-    with sync_api.sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -126,15 +125,10 @@ def test_a_taken_port_is_refused(workspace: tuple[Path, Sweep]):
             pass
 
 
-def test_in_a_browser_a_slider_moves_and_the_number_changes(workspace: tuple[Path, Sweep]):
+def test_in_a_browser_a_slider_moves_and_the_number_changes(workspace: tuple[Path, Sweep], browser):
     """The page that `ragbuild tune` opens, in a real browser."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("no Chromium or Chrome on this machine: the browser test needs one")
     root, sweep = workspace
-    with serving(root) as address, sync_api.sync_playwright() as playwright:
-        page = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"]).new_page()
+    with serving(root) as address, browser.new_page() as page:
         outside: list[str] = []
 
         def note(request):  # Voilà's template names a CDN: the page's policy keeps the browser from asking it
