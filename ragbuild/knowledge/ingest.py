@@ -159,12 +159,8 @@ def ingest(
             tried = _stage(writer, plan, terms, added, kept, config)
         result.seconds["index"] = time.perf_counter() - start
         on_step("version")
-        if regress:
-            result.regression = measured(writer, tried, config, expert, baseline, embedder)
-            if not result.regression.passed:
-                result.hold_back(tried)
-                writer.finish("failed", f"regression: {result.regression.said}")
-                return result
+        if regress and not passes(writer, result, tried, config, expert, baseline, embedder):
+            return result
         writer.publish(tried, config.knowledge.keep_versions)
         writer.registry.unqueue(plan.changes)
         result.version, result.published = tried, True
@@ -225,10 +221,12 @@ def registered(workspace: Path, version: IndexVersion) -> list[Document]:
         registry.close()
 
 
-def measured(
-    writer: Writer, tried: str, config: Config, expert: Path | None, baseline: Path | None, embedder: Embedder | None
-) -> Regression:
-    """Hold a version that is not published yet to the one in use, and keep with it what it reached."""
+def passes(
+    writer: Writer, result: Result, tried: str, config: Config, expert: Path | None, baseline: Path | None,
+    embedder: Embedder | None,
+) -> bool:  # fmt: skip
+    """Hold a version that is not published yet to the one in use, and keep with it what it reached. One that fails is
+    undone, and the result says so."""
     base, workspace = writer.base, writer.workspace
     found = regression(
         workspace, base.name, tried, config, expert=expert, embedder=embedder,
@@ -243,7 +241,11 @@ def measured(
         then = recall_at_5(workspace, base.name, config, expert=expert, embedder=embedder)
     write_json(path, read_json(path) | {"metrics": found.metrics, "recall": now, "recall_built": then})
     writer.on_step("regression")
-    return found
+    result.regression = found
+    if not found.passed:
+        result.hold_back(tried)
+        writer.finish("failed", f"regression: {found.said}")
+    return found.passed
 
 
 def raise_if_fell(result: Result) -> None:

@@ -21,7 +21,7 @@ from ragbuild.core.text import TokenCounter
 from ragbuild.evaluate.regression import recall_at_5
 from ragbuild.index.staging import Content, stage_whole
 from ragbuild.index.versions import FILES, IndexVersion, version_names
-from ragbuild.knowledge.ingest import Result, measured
+from ragbuild.knowledge.ingest import Result, passes
 from ragbuild.knowledge.writer import Step, Writer
 from ragbuild.models.embedders import Embedder, VectorCache, load_embedder, resolve_auto
 from ragbuild.offline.chunk import Tagger, chunk_document
@@ -102,12 +102,8 @@ def rebuild(
             embedder=about,
         )  # fmt: skip
         on_step("version")
-        if regress:
-            result.regression = measured(writer, tried, config, expert, baseline, embedder)
-            if not result.regression.passed:
-                result.hold_back(tried)
-                writer.finish("failed", f"regression: {result.regression.said}")
-                return result
+        if regress and not passes(writer, result, tried, config, expert, baseline, embedder):
+            return result
         writer.publish(tried, config.knowledge.keep_versions)
         store_config(workspace, config)
         result.version, result.published = tried, True
