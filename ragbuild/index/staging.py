@@ -221,10 +221,8 @@ def stage_update(
         "made_by": content.made.get("command", "ingest"), "documents": len(content.documents),
         "lexical": lexical | {"engine": engine}, "segments": [_entry(p) for p in parts],
     }  # fmt: skip
-    known = (
-        {e.model_dump_json(exclude={"count"}) for e in base.entries} if content.entries is not base.entries else None
-    )
-    if known is not None:
+    if content.entries is not base.entries:
+        known = {e.model_dump_json(exclude={"count"}) for e in base.entries}
         changed = sum(e.model_dump_json(exclude={"count"}) not in known for e in content.entries)
         manifest["built"] = manifest["built"] | {"terms_changed": manifest["built"]["terms_changed"] + changed}
     for part in parts:

@@ -141,12 +141,12 @@ def ingest(
         _queue(writer, plan, result)
         terms = _terms(base, plan, config, review)
         result.new_terms = [e.standard_term for e in terms[len(base.entries) :]]
-        added = _encoded(base, plan, chunks, terms, embedder, result)
-        result.seconds["chunk and encode"] = time.perf_counter() - start
         if not plan.changes and not result.new_terms:
             writer.finish("unchanged")
             _refuse_if_nothing(result)
             return result
+        added = _encoded(base, plan, chunks, terms, embedder, result)
+        result.seconds["chunk and encode"] = time.perf_counter() - start
         start = time.perf_counter()
         writer.registry.apply(list(plan.changes.values()), writer.target, writer.run.id)
         on_step("registry")

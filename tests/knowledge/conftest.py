@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.knowledge.workspaces import unsynced
+from tests.knowledge.workspaces import ARRIVALS, fresh, put, unsynced
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +86,15 @@ def database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RAGBUILD_DATABASE_URL", server.format(name))
     yield server.format(name)
     server_does(server, f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, database: str | None) -> Path:
+    """The small workspace as it was built, its registry where `database` says."""
+    return fresh(tmp_path_factory, tmp_path / "workspace")
+
+
+@pytest.fixture
+def arrivals(tmp_path: Path) -> Path:
+    """A folder of what arrives later."""
+    return put(tmp_path / "new", ARRIVALS)

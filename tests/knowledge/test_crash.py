@@ -59,16 +59,6 @@ IDLE = "How long is the idle timeout of a session?"
 EITHER = ("15 minutes", "20 minutes")  # before and after the arrivals
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, database: str | None) -> Path:
-    return fresh(tmp_path_factory, tmp_path / "workspace")
-
-
-@pytest.fixture
-def arrivals(tmp_path: Path) -> Path:
-    return put(tmp_path / "new", ARRIVALS)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The state that one ingest of the arrivals makes, by engine: the same whichever database holds the registry."""

@@ -40,11 +40,6 @@ from tests.knowledge.workspaces import (
 CONFIG = config_of()
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, database: str | None) -> Path:
-    return fresh(tmp_path_factory, tmp_path / "workspace")
-
-
 def fates(result) -> dict[str, tuple[str, str, str]]:
     return {f.doc_source: (f.outcome, f.decision, f.decided_by) for f in result.fates}
 

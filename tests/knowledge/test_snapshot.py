@@ -41,16 +41,6 @@ INDEXED = ("children", "parents", "tokens", "vectors", "documents", "terms", "ke
 QUESTIONS = [IDLE, "短信验证码为几位数字", "How long are backups kept?"]
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, database: str | None) -> Path:
-    return fresh(tmp_path_factory, tmp_path / "workspace")
-
-
-@pytest.fixture
-def arrivals(tmp_path: Path) -> Path:
-    return put(tmp_path / "new", ARRIVALS)
-
-
 def same_content(a: dict, b: dict) -> bool:
     return all(a[name] == b[name] for name in (*INDEXED, "registered"))
 
